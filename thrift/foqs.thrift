@@ -205,7 +205,7 @@ struct RequestContext {
   /** Names the client library and its version, such as foqs-python/0.1.0, for ListConsumers and GetStatus; the host keeps
       its first 64 bytes, without characters that cannot be printed. Default: not known. */
   10: optional string client,
-  /** Names the program, such as console: in SettingsStamp, where nothing proves who the caller is. The host keeps its first
+  /** Names the program, such as console: in SettingsStamp, for a caller without a proof of its name. The host keeps its first
       64 characters. Default: not known. */
   11: optional string program,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from foqs.cli.interrupt import ends_at_once
 from foqs.cli.main import command
 from foqs.errors import Invalid
 from foqs.extras import missing
+from foqs.folders import held_folder
 
 MOST_IDLE_MINUTES = 7 * 24 * 60
 
@@ -130,18 +132,19 @@ def console(
         logs.from_environment()
         where = Listener(listen, port, tuple(host or ()), certificate, key)
         section = None if config is None else _load(config).zookeeper
-        serve(
-            where,
-            address,
-            None if tls is None else Tls.parse(tls),
-            read_only=read_only,
-            idle_s=idle_minutes * 60.0,
-            section=section,
-            proxy=proxy,
-            until_input_ends=until_input_ends,
-            state_dir=state_dir,
-            trace_url=trace_url,
-        )
+        with nullcontext() if state_dir is None else held_folder(state_dir, "--state-dir", "console"):
+            serve(
+                where,
+                address,
+                None if tls is None else Tls.parse(tls),
+                read_only=read_only,
+                idle_s=idle_minutes * 60.0,
+                section=section,
+                proxy=proxy,
+                until_input_ends=until_input_ends,
+                state_dir=state_dir,
+                trace_url=trace_url,
+            )
 
 
 def _check_trace_url(url: str) -> None:

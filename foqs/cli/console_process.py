@@ -75,7 +75,7 @@ def serve(
     trace_url: str | None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, or also until stdin ends. `section`: of the cluster, for the page of the hosts.
-    Raises Invalid if the console cannot listen, or make its folder."""
+    Raises Invalid if the console cannot listen."""
     parse_addresses(address)
     _allow_files()
     scheme = HTTP if where.certificate is None else HTTPS
@@ -90,10 +90,7 @@ def serve(
         state_dir=state_dir,
         trace_url=trace_url,
     )
-    try:
-        console = Console(options, connector(address, tls), monotonic, cluster=_link(section))
-    except OSError as error:
-        raise Invalid(f"--state-dir {state_dir}: {error.strerror or error}") from error
+    console = Console(options, connector(address, tls), monotonic, cluster=_link(section))
     config = uvicorn.Config(
         console.app,
         loop="asyncio",

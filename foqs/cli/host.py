@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import gc
 import json
 import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from foqs.cli.signals import Read
 from foqs.config.load import Config
 from foqs.config.schema import ServerSection, ShardSection
 from foqs.errors import Invalid, OtherProtocol
+from foqs.folders import make_private
 from foqs.server.clock import ClockSurvey
 from foqs.server.cluster_node import ClusterNode
 from foqs.server.marks import FileMarks
@@ -43,7 +43,6 @@ from foqs.store.sql import SqlStore
 
 log = structlog.get_logger("foqs.host")
 
-_LOCK = "dev.lock"
 _SWITCH_S = 0.0005
 GC_THRESHOLDS = (50_000, 40, 10)
 """A collection of 50,000 new objects holds the loop for 7 ms. With the defaults of Python, collections of items, which
@@ -55,46 +54,12 @@ _READ_BYTES = 64 * 1024
 def dev_shards(data_dir: Path, shards: int) -> list[ShardSection]:
     """Return the shards of an embedded host: the shards in the directory, and at least `shards`."""
     try:
-        _make_private(data_dir)
+        make_private(data_dir)
     except OSError as error:
         raise Invalid(f"--data-dir {data_dir}: {error.strerror}") from error
     held = [int(path.stem.removeprefix("shard-")) for path in data_dir.glob("shard-*.db") if path.stem[6:].isdigit()]
     count = max([shards, *held])
     return [ShardSection(id=n, url=_file_url(data_dir.resolve() / f"shard-{n}.db")) for n in range(1, count + 1)]
-
-
-@contextmanager
-def held_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder of an embedded host against a second one, which would wait for its shards as a standby.
-
-    Raises Invalid if a host holds it. The system ends the hold with the process.
-    """
-    try:
-        lock = (folder / _LOCK).open("a+")
-    except OSError as error:
-        raise Invalid(f"--data-dir {folder}: {error.strerror}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            by = f" ({words})" if (words := lock.read().strip()) else ""
-            raise Invalid(
-                f"--data-dir {folder}: another `foqs dev` runs on this folder{by}: use that host, stop it, or choose "
-                "another --data-dir"
-            ) from None
-        except OSError:  # the file system has no locks; the shards have theirs
-            pass
-        lock.truncate(0)
-        print(f"process {os.getpid()}", file=lock, flush=True)
-        yield
-
-
-def _make_private(folder: Path) -> None:
-    """Make a missing folder, and its missing parents, for its owner alone. An existing one keeps its mode."""
-    if not folder.is_dir():
-        _make_private(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _file_url(path: Path) -> str:

@@ -61,12 +61,13 @@ def dev(
     with ends_at_once():
         import structlog
 
-        from foqs.cli.host import dev_shards, held_folder, run
+        from foqs.cli.host import dev_shards, run
         from foqs.config.load import load
+        from foqs.folders import held_folder
         from foqs.store.maintenance import create_schema
 
         sections = dev_shards(data_dir, shards)
-        with held_folder(data_dir):
+        with held_folder(data_dir, "--data-dir", "dev"):
             shards_of = [section.model_dump() for section in sections]
             config = load(**_server(host, port), shards=shards_of, store={"state_dir": data_dir.resolve()})
             for section in config.shards:

@@ -22,7 +22,7 @@ class Question(NamedTuple):
 
 class Done(NamedTuple):
     """`text` is shown on the next page, which is `to`: "" for the page with the form. `well` is False if some of it
-    was not done. `links` are (words, path) of pages that show what becomes of the change."""
+    was not done. `links` are (words, path) of pages about its subjects."""
 
     text: str
     to: str = ""

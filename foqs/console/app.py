@@ -116,7 +116,7 @@ def _now_ms() -> int:
 
 class Console:
     """The state of a console, and its application `app`. `now_s` is monotonic, `now_ms` is Unix epoch time. `cluster`:
-    the facts of ZooKeeper, for the page of the hosts. Raises OSError for a folder that cannot be made."""
+    the facts of ZooKeeper, for the page of the hosts."""
 
     def __init__(
         self,

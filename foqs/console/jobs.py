@@ -10,6 +10,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
@@ -22,6 +23,7 @@ from foqs.checks import counted, printable
 from foqs.client import AsyncClient
 from foqs.console.sessions import Session
 from foqs.errors import Conflict, FoqsError, Forbidden, NotFound, OutcomeUnknown, Overloaded, Unauthenticated
+from foqs.folders import replace_file
 
 log = structlog.get_logger("foqs.console")
 
@@ -248,7 +250,7 @@ class Jobs:
         return job
 
     async def close(self) -> None:
-        """Stop all jobs."""
+        """Stop all jobs, and wait for their files."""
         for job in self._jobs.values():
             if job.state is JobState.WAITING:
                 self._end(job, JobState.STOPPED, _ENDED)
@@ -256,6 +258,8 @@ class Jobs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._files is not None:
+            await asyncio.to_thread(self._files.close)
 
     # ------------------------------------------------------------------------------------- runs
 
@@ -302,6 +306,7 @@ class Jobs:
         self, job: Job, session: Session, client: AsyncClient, cancel: asyncio.Event
     ) -> tuple[JobState, str]:
         begun_s, before, lost = self._now_s(), job.at_most, 0
+        await self._keep(job)  # nothing changes before the file says that the job has begun
         while True:
             if cancel.is_set():
                 return JobState.CANCELLED, ""
@@ -326,7 +331,7 @@ class Jobs:
                     return JobState.FAILED if step.failed else JobState.FINISHED, step.said
                 if not (step.at_most or step.advanced):
                     wait_s = _AGAIN_S
-            self._keep(job)
+            await self._keep(job)
             wait_s = max(wait_s, job.wait_s(job.at_most - before, self._now_s() - begun_s))
             if wait_s:
                 await self._pause(cancel, wait_s)
@@ -340,9 +345,13 @@ class Jobs:
             items=job.at_most, said=said,
         )  # fmt: skip
 
-    def _keep(self, job: Job) -> None:
+    def _keep(self, job: Job) -> asyncio.Future[None]:
+        """Return what ends when the file has the job as it is now."""
         if self._files is not None:
-            self._files.write(job)
+            return self._files.write(job)
+        kept = asyncio.get_running_loop().create_future()
+        kept.set_result(None)
+        return kept
 
     def _forget(self, job_id: str) -> None:
         del self._jobs[job_id]
@@ -355,12 +364,16 @@ _ENDED = "the console ended: continue the job"
 
 
 class _Files:
-    """One file a job. A disk that refuses one ends no job: the log says it."""
+    """One file a job. One thread writes them, in the order of the calls. A disk that refuses one ends no job: the log
+    says it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
+        self._thread = ThreadPoolExecutor(1, "jobs")
+
+    def close(self) -> None:
+        """Wait until all files are written."""
+        self._thread.shutdown()
 
     def _path(self, job_id: str) -> Path:
         return self._folder / f"{_PREFIX}{job_id}{_SUFFIX}"
@@ -378,16 +391,19 @@ class _Files:
                 found.append(job)
         return found
 
-    def write(self, job: Job) -> None:
-        path = self._path(job.id)
-        new = path.with_suffix(".new")
-        try:
-            new.touch(mode=0o600)
-            new.write_text(json.dumps(job.document()), encoding="utf-8")
-            new.replace(path)
-        except OSError as error:
-            log.warning("console.job_not_kept", job=job.id, error=str(error))
+    def write(self, job: Job) -> asyncio.Future[None]:
+        document = json.dumps(job.document()).encode()
+        return self._later(lambda: replace_file(self._path(job.id), document), job.id)
 
     def remove(self, job_id: str) -> None:
-        with suppress(OSError):
-            self._path(job_id).unlink()
+        self._later(lambda: self._path(job_id).unlink(missing_ok=True), job_id)
+
+    def _later(self, change: Callable[[], object], job_id: str) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, _changed, change, job_id)
+
+
+def _changed(change: Callable[[], object], job_id: str) -> None:
+    try:
+        change()
+    except OSError as error:
+        log.warning("console.job_not_kept", job=job_id, error=str(error))

@@ -6,7 +6,6 @@ Marks never hold up a host. A mark that cannot be written or read is logged, and
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ import structlog
 
 from foqs.engine.shard import Shard
 from foqs.errors import Invalid
+from foqs.folders import replace_file
 from foqs.ids import MARK_STEP, Mark, Marks, Stamp, decode_mark, encode_mark, mark_ahead
 from foqs.rows import Opened
 from foqs.zk.protocol import FactStore, ZkError
@@ -252,18 +252,7 @@ def write_mark(file: Path, mark: Mark) -> None:
     if found is not None and found.epoch > mark.epoch:
         return
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = file.with_name(file.name + ".new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(encode_mark(mark))
-        opened.flush()
-        os.fsync(descriptor)
-    new.replace(file)
-    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    replace_file(file, encode_mark(mark))
 
 
 def _in_thread(work: Callable[[], T], done: Callable[[T], None]) -> None:

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from foqs.client.items import Delivery, Item
 from foqs.errors import Invalid, Unavailable
+from foqs.folders import replace_file
 
 _FORMAT = 1
 NEW_START = (
@@ -303,12 +304,12 @@ class StateFolder:
         """Raises Invalid: see `Ledger.commit`."""
         ledger = self.ledger.commit(seq)
         if ledger != self.ledger:
-            self._write("state", state_text(seq, self._namespace))
+            replace_file(self.path / "state", state_text(seq, self._namespace))
             self.ledger = ledger
 
     def write(self, seq: int, items: Sequence[Item]) -> None:
         """Write a batch that is not yet in the ledger."""
-        self._write(self._name(seq), batch_text(seq, items))
+        replace_file(self.path / self._name(seq), batch_text(seq, items))
 
     def erase(self, seq: int) -> None:
         """Undo `write`."""
@@ -334,7 +335,7 @@ class StateFolder:
     def save_again(self) -> None:
         """Write the leases of items that came again, if they have changed."""
         if self.again.changed:
-            self._write(_AGAIN, again_text(self.again))
+            replace_file(self.path / _AGAIN, again_text(self.again))
             self.again.changed = False
 
     def _name(self, seq: int) -> str:
@@ -365,7 +366,7 @@ class StateFolder:
         except FileNotFoundError:
             committed = 0
             # Written before the first batch, so the folder always names its namespace.
-            self._write("state", state_text(0, self._namespace))
+            replace_file(self.path / "state", state_text(0, self._namespace))
         except Invalid as error:
             raise Invalid(f"{state}: {error.message}; {NEW_START}") from None
         names = (path.stem for path in self.path.glob(f"*{_SUFFIX}"))
@@ -381,17 +382,3 @@ class StateFolder:
             raise Invalid(
                 f"{path}: {error.message}; if you remove it, items whose leases had ended may be delivered again"
             ) from None
-
-    def _write(self, name: str, text: bytes) -> None:
-        """Replace the file atomically: a later reader finds the old file or the new one, also after a power cut."""
-        temporary = self.path / f"{name}.tmp"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path / name)
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

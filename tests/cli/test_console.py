@@ -139,3 +139,16 @@ def test_dev_runs_a_console_which_ends_with_it(start: Start, tmp_path: Path, num
     assert "HEALTHY" in page(url)
     dev.stop(number)
     until(lambda: not answers(url), "the end of the console")
+
+
+def test_two_consoles_do_not_share_their_jobs(start: Start, service: Server, tmp_path: Path) -> None:
+    """A console that was killed leaves the folder free."""
+    options = ("console", "--address", service.address, "--port", "0", "--state-dir", str(tmp_path / "jobs"))
+    first = start(*options)
+    url_of(first)
+    ran = foqs(*options)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    said = f"--state-dir {tmp_path / 'jobs'}: another `foqs console` runs on this folder (process {first.pid})"
+    assert said in ran.stderr
+    first.kill()
+    assert answers(url_of(start(*options)))

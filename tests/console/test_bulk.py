@@ -15,7 +15,6 @@ from foqs.client import Client, Item, ItemSpec, ItemState
 from foqs.console import bulk
 from foqs.console.bulk import step
 from foqs.console.jobs import Job, JobState
-from foqs.console.pages import topics
 from foqs.testing import Server
 from tests.console.asgi import Answer, Site
 from tests.console.browser import client, service
@@ -448,16 +447,3 @@ def test_a_console_that_only_reads_offers_no_change_of_all(service: Server, clie
         assert not re.search("/items/all/|/topics/purge", reader.get(path).text)
     assert reader.post("/items/all/delete", {"topic": "mail", "typed": "mail"}).status == 403
     reader.site.close()
-
-
-def test_a_topic_links_to_its_entry_of_the_settings(operator: Operator, client: Client) -> None:
-    words = operator.site.console._templates.globals
-    words["pages"] = [page for page in words["pages"] if page.path != "/settings"]
-    assert "/settings/entry" not in operator.get("/topics/mail").text
-    words["pages"] = [*words["pages"], topics.PAGE._replace(path="/settings", key="e")]
-    text = operator.get("/topics/a%26b").text
-    assert f'href="/settings/entry?ns={client.namespace}">Add an entry of the settings' in text
-    assert "with the key topic.a&b ." in operator.get("/topics/a%26b").said
-    client.set_policy("a&b", {"paused": True})
-    link = f'href="/settings/entry?ns={client.namespace}&amp;key=topic.a%26b">Edit policy'
-    assert link in operator.get("/topics/a%26b").text

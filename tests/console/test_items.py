@@ -270,7 +270,7 @@ def test_a_search_in_all_topics_is_bounded(
         clock = itertools.count()
         monkeypatch.setattr("foqs.console.pages.items.monotonic", lambda: float(next(clock)))
     else:
-        monkeypatch.setattr("foqs.console.all_topics._MOST_LOOKED_AT", 2)
+        monkeypatch.setattr("foqs.console.pages.items._MOST_LOOKED_AT", 2)
     answer, searched = browser.get("/items", header="n=19"), list[int]()
     while True:
         (number,) = re.findall(r"(\d+) topics? searched", answer.said)

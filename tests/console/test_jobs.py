@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from foqs.console.jobs import (
     Stepped,
 )
 from foqs.errors import Conflict, Forbidden, Invalid, NotFound, OutcomeUnknown, Overloaded, Unauthenticated
+from foqs.folders import replace_file
 
 ENDS = [state for state in JobState if state not in (JobState.WAITING, JobState.RUNNING)]
 
@@ -347,6 +349,7 @@ def test_a_job_that_finished_is_neither_continued_nor_cancelled() -> None:
 # ------------------------------------------------------------------------------------------ files
 
 
+@pytest.mark.threads
 def test_a_job_continues_after_a_restart_of_the_console(tmp_path: Path) -> None:
     async def before() -> Job:
         rig = Rig(100, tmp_path)
@@ -377,6 +380,7 @@ def test_a_job_continues_after_a_restart_of_the_console(tmp_path: Path) -> None:
         assert job == stopped
         rig.jobs.resume(user, job.id)
         await rig.ended(job)
+        await rig.jobs.close()
         assert (job.state, job.at_least, job.at_most, job.owner) == (JobState.FINISHED, 100, 110, "bob")
         assert json.loads(path.read_text())["state"] == "finished"
 
@@ -401,25 +405,77 @@ def test_a_broken_file_is_left_alone(tmp_path: Path, text: str) -> None:
     assert path.exists()
 
 
+@pytest.mark.threads
 def test_a_job_that_makes_room_takes_its_file_with_it(tmp_path: Path) -> None:
     async def work() -> None:
         rig = Rig(0, tmp_path)
         for _ in range(MOST_KEPT + 3):
             await rig.ended(rig.begin())
+        await rig.jobs.close()
 
     run(work())
     assert len(list(tmp_path.iterdir())) == MOST_KEPT
 
 
+@pytest.mark.threads
 def test_a_folder_that_refuses_a_file_ends_no_job(tmp_path: Path) -> None:
     async def work() -> None:
         rig = Rig(5, tmp_path / "jobs")
-        (tmp_path / "jobs").rmdir()
         job = rig.begin()
         await rig.ended(job)
         assert (job.state, job.at_most) == (JobState.FINISHED, 5)
+        await rig.jobs.close()
 
     run(work())
+
+
+@pytest.mark.threads
+def test_a_slow_disk_holds_its_job_and_no_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job changes nothing before its file is written."""
+    asked, may_write = threading.Event(), threading.Event()
+
+    def slow(path: Path, data: bytes) -> None:
+        asked.set()
+        assert may_write.wait(60)
+        replace_file(path, data)
+
+    monkeypatch.setattr("foqs.console.jobs.replace_file", slow)
+
+    async def work() -> None:
+        rig = Rig(5, tmp_path)
+        job = rig.begin()
+        assert await asyncio.to_thread(asked.wait, 60)
+        assert rig.steps == []
+        may_write.set()
+        await rig.ended(job)
+        await rig.jobs.close()
+        assert (job.state, len(rig.steps)) == (JobState.FINISHED, 1)
+
+    run(work())
+
+
+@pytest.mark.threads
+def test_files_are_written_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step waits for the file of the one before it; the last file has the end of its job."""
+    written: list[tuple[str, int]] = []
+
+    def note(path: Path, data: bytes) -> None:
+        document = json.loads(data)
+        written.append((document["state"], document["at_least"]))
+
+    monkeypatch.setattr("foqs.console.jobs.replace_file", note)
+
+    async def work() -> None:
+        rig = Rig(3 * MOST_STEP, tmp_path)
+        rig.before_step = lambda: before.append(written[-1])
+        job = rig.begin()
+        await rig.ended(job)
+        await rig.jobs.close()
+
+    before: list[tuple[str, int]] = []
+    run(work())
+    assert before == [("running", 0), ("running", 1_000), ("running", 2_000)]
+    assert written == [("waiting", 0), *before, ("finished", 3_000)]
 
 
 # ------------------------------------------------------------------------------------------ states

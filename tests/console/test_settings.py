@@ -211,10 +211,9 @@ def test_a_link_fills_the_key_of_a_new_entry(client: Client, site: Site, reader:
 
 
 def test_a_topic_without_a_policy_leads_to_the_form_of_one(client: Client, site: Site) -> None:
-    client.enqueue("mail", b"x")
-    assert f'href="{entry_path("topic.mail")}">Add one</a>' in site.get("/topics/mail").text
-    client.set_policy("mail", {"max_attempts": 3})
-    assert f'href="{entry_path("topic.mail")}">Edit policy</a>' in site.get("/topics/mail").text
+    assert f'href="{entry_path("topic.a&b")}">Add one</a>' in site.get("/topics/a%26b").text
+    client.set_policy("a&b", {"max_attempts": 3})
+    assert f'href="{entry_path("topic.a&b")}">Edit policy</a>' in site.get("/topics/a%26b").text
 
 
 def test_warnings_of_a_change_are_in_the_notice(client: Client, site: Site) -> None:

@@ -97,6 +97,8 @@ def test_what_fails_has_its_share_and_workers(site: Site, client: Client, servic
     assert [rows[f"SMTP {worker}"][10] for worker in ("one", "<b>")] == ["one", "<b>"]
     assert sorted(rows["SMTP two"][10].split()) == ["3", "four", "three", "two", "workers"]
     assert "<b></b>" not in answer.text and "&lt;b&gt;" in answer.text
+
+
 def test_the_list_says_how_many_items_are_held_back(site: Site, client: Client) -> None:
     client.put_settings({"topic.paused": '{"paused": true}'})
     client.enqueue_many([ItemSpec("paused", b"x"), ItemSpec("paused", b"x"), ItemSpec("free", b"x")])

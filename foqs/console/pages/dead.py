@@ -131,12 +131,12 @@ async def _redrive_one(view: View, form: Form) -> Done:
     if found.at_most:
         found = await redrive()
     if not found.at_most:
-        raise Conflict(f"item {item_id} was not redriven: {stay(found) or 'it is no dead letter any more'}")
+        raise Conflict(f"item {item_id} was not redriven: {stay(found) or 'it is no dead letter now'}")
     return _redriven(view, found, f"{_range(found)} redriven from {item.topic}", stay(found))
 
 
 def _redriven(view: View, found: Redriven, text: str, stays: str) -> Done:
-    """Return the outcome with links to the pages of the items, which show what becomes of them."""
+    """Return the outcome with links to the pages of the items, which show their states from then on."""
     named = [*found.items.items()][:_MOST_LINKS]
     more = f" The first {len(named)}:" if len(named) < found.at_least else ""
     links = [

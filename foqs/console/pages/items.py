@@ -8,8 +8,7 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from foqs.client import Failure, Item, ItemFilter, ItemState, LastFailure, Reason
-from foqs.console.all_topics import OF_TOPIC, Place, search
+from foqs.client import ActiveTopic, Failure, Item, ItemFilter, ItemState, LastFailure, Reason
 from foqs.console.item_query import FIELDS, FURTHER, STATES, ItemQuery
 from foqs.console.reasons import Shown, root_cause
 from foqs.console.view import Page, View
@@ -17,6 +16,11 @@ from foqs.errors import FoqsError, Forbidden, Invalid, NotFound
 from foqs.ids import parse_id
 
 PAGE_ITEMS = 50
+OF_TOPIC = 5
+"""The most items of each topic, where all topics are searched: the search in one topic has the rest."""
+_MOST_LOOKED_AT = 10_000
+_SEARCH_S = 1.0
+_PAGE_TOPICS = 1_000
 _AT_A_TIME = 8
 _EXPLAIN_MS = 3_000
 _WAITING = (ItemState.READY, ItemState.DELAYED, ItemState.LEASED)
@@ -66,7 +70,7 @@ async def load(view: View) -> Mapping[str, Any]:
             found = None if page is None else Found(page.items, _behind(query, {"cursor": page.cursor}), page.looked_at)
         elif query.given:
             scans = True
-            found = await view.allowed(_everywhere(view, query, wanted, Place(cursor, after)))
+            found = await view.allowed(_everywhere(view, query, wanted, cursor, after))
     except Invalid as error:
         found = Found(wrong=error.message)
     if found is not None:
@@ -85,10 +89,42 @@ def _asked(view: View, name: str) -> str:
     return "\n".join(texts) if name == "header" else "".join(texts[:1])
 
 
-async def _everywhere(view: View, query: ItemQuery, wanted: ItemFilter, place: Place) -> Found:
-    found = await search(view.client, wanted, place, monotonic)
-    following = {} if found.next is None else found.next._asdict()
-    return Found(found.items, _behind(query, following), found.looked_at, found.topics, found.partly)
+async def _everywhere(view: View, query: ItemQuery, wanted: ItemFilter, cursor: str, after: str) -> Found:
+    """Search topic by topic, by name, behind `after` in the page of topics with the cursor: until the page has about
+    `PAGE_ITEMS`, or one of the bounds of a search is reached."""
+    until_s = monotonic() + _SEARCH_S
+    items, partly, topics, looked_at = list[Item](), list[str](), 0, 0
+    while True:
+        page = await view.client.topics_page(all_states=True, page_topics=_PAGE_TOPICS, cursor=cursor or None)
+        left = [one for one in page.topics if one.topic > after]
+        while left:
+            if topics and (len(items) >= PAGE_ITEMS or looked_at >= _MOST_LOOKED_AT or monotonic() >= until_s):
+                following = _behind(query, {"cursor": cursor, "after": after})
+                return Found(items, following, looked_at, topics, partly)
+            group = _group(left, _MOST_LOOKED_AT - looked_at)
+            pages = await asyncio.gather(
+                *(view.client.search_items(one.topic, filter=wanted, page_items=OF_TOPIC) for one in group)
+            )
+            for one, found in zip(group, pages, strict=True):
+                items += found.items
+                looked_at += found.looked_at
+                if found.cursor is not None:
+                    partly.append(one.topic)
+            topics, after, left = topics + len(group), group[-1].topic, left[len(group) :]
+        if page.cursor is None:
+            return Found(items, {}, looked_at, topics, partly)
+        cursor = page.cursor
+
+
+def _group(topics: Sequence[ActiveTopic], most_items: int) -> Sequence[ActiveTopic]:
+    """Return the topics that are searched at the same time: together they have at most `most_items`, or it is one."""
+    size = items = 0
+    for one in topics[:_AT_A_TIME]:
+        items += one.ready + (one.delayed or 0) + (one.leased or 0)
+        if size and items > most_items:
+            break
+        size += 1
+    return topics[:size]
 
 
 def _behind(query: ItemQuery, place: Mapping[str, str | None]) -> dict[str, str]:

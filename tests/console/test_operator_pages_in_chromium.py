@@ -14,7 +14,7 @@ from foqs.testing import Server
 from tests.cli.players import Player, served_by
 from tests.console.rig import HOSTILE, client, service
 from tests.console.test_pages_in_chromium import text
-from tests.support.browser import NARROW, WIDE, Browser, console_errors, faults, overflow, wait_for
+from tests.support.browser import NARROW, WIDE, Browser, console_errors, faults, ids_of_several, overflow, wait_for
 from tests.zk.rig import ZookeeperRig
 
 __all__ = ["client", "service"]  # fixtures
@@ -54,6 +54,7 @@ def check(browser: Browser, where: str) -> None:
     text(browser, "h1")
     assert faults(browser) == [], where
     assert overflow(browser) == [], where
+    assert ids_of_several(browser) == [], where
     assert console_errors(browser) == [], where
 
 

@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from foqs.client import Client
 from foqs.testing import Server, server
 from tests.console.rig import client, service
-from tests.support.browser import NARROW, WIDE, Browser, console_errors, faults, overflow, wait_for
+from tests.support.browser import NARROW, WIDE, Browser, console_errors, faults, ids_of_several, overflow, wait_for
 
 __all__ = ["client", "service"]  # fixtures
 
@@ -94,7 +94,7 @@ def test_pages_have_no_fault(browser: Browser, url: str, paths: list[str], width
     for path in paths:
         browser.get(url + path)
         text(browser, "h1")
-        found = [*faults(browser), *overflow(browser)]
+        found = [*faults(browser), *overflow(browser), *ids_of_several(browser)]
         found += [error for error in console_errors(browser) if path not in NOT_FOUND or "404" not in error]
         wrong += [f"{path}: {one}" for one in found]
     assert not wrong, "\n".join(wrong)

@@ -150,6 +150,11 @@ def overflow(browser: Browser) -> list[str]:
     return list(browser.execute_script(_OVERFLOW))
 
 
+def ids_of_several(browser: Browser) -> list[str]:
+    """Return the ids that more than one element of the page has: labels and scripts find the first of these only."""
+    return list(browser.execute_script(_IDS))
+
+
 def console_errors(browser: Browser) -> list[str]:
     """Return the errors that the console got since the last call: violations of the content security policy,
     exceptions, requests that failed. Wait for the page's state before: a script may still run."""
@@ -188,6 +193,10 @@ def _axe() -> Path:
     return found[-1]
 
 
+_IDS = """
+const ids = [...document.querySelectorAll('[id]')].map(one => one.id);
+return [...new Set(ids.filter((id, at) => ids.indexOf(id) !== at))];
+"""
 _RUN_AXE = """
 const done = arguments[0];
 axe.run(document, {resultTypes: ['violations']}).then(

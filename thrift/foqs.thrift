@@ -1277,7 +1277,7 @@ struct ShardStatus {
   4: string trouble,
   /** Age of the oldest call to the database that has no answer. */
   5: i64 waiting_ms,
-  /** Items that are ready, delayed or leased. Those that have ended and are kept are not counted. */
+  /** Items that are ready, delayed or leased. Ended items that are kept are not counted. */
   6: i64 items,
   /** Share of the last half minute in which a call to the database was open, 0 to 1. */
   7: double busy,

@@ -58,7 +58,7 @@ def test_shards_move_by_the_page_of_the_hosts(new_cluster: NewCluster, window: B
 
 
 def asked(user: User, css: str) -> str:
-    """Make a change, and return what it asks first."""
+    """Make a change, and return the question before it."""
     user.press(css)
     question = user.text(".notice.warn:not(#stale)")
     user.confirm()

@@ -33,7 +33,7 @@ def test_a_double_click_sends_one_form(user: User, client: Client) -> None:
     user.arrive()
     assert "is stored in topic mail" in user.said
     assert len(list(client.list_items("mail"))) == 1
-    # Whether the browser sends the second form is a matter of time: without scripts, and here.
+    # Without the script the browser sends the second form only if the first answer is late.
     user.unfold("#enqueue")
     user.fill(payload="y")
     user.mark()

@@ -83,7 +83,7 @@ def client(guarded: Guarded) -> Iterator[Client]:
 
 @pytest.fixture
 def user(window: Browser, console: LiveConsole, client: Client) -> User:
-    """A user of the namespace shop who has not signed in."""
+    """A user of the namespace shop, not yet signed in."""
     window.get(f"{console.url}/login")
     window.delete_all_cookies()
     return User(window, console.url, "shop")

@@ -177,7 +177,7 @@ def test_one_item_of_a_group_returns_at_once(site: Site, client: Client) -> None
         "no route": 1,
     }
     page = site.get("/dead")
-    assert f"1 item redriven from {DEAD}. item {item.id} → topic mail" in page.said
+    assert f"1 item redriven from {DEAD}: item {item.id} → topic mail" in page.said
     assert f'<a href="/items/{item.id}">' in page.text
     assert "A consumer may lease it now" in site.get(f"/items/{item.id}").text
     client.ack(client.dequeue("mail")[0])
@@ -198,7 +198,7 @@ def test_one_item_of_each_group_returns_after_a_question(site: Site, client: Cli
         "no route": 3,
     }
     page = site.get("/dead")
-    assert f"2 items redriven from {DEAD}, one of each group." in page.said
+    assert f"2 items redriven from {DEAD}, one of each group:" in page.said
     for item in client.list_items("mail"):
         assert f'<a href="/items/{item.id}"><bdi>item {item.id} → topic mail</bdi></a>' in page.text
 
@@ -214,7 +214,7 @@ def test_a_chosen_dead_letter_returns_alone(site: Site, client: Client, path: st
     assert site.post("/dead/one", fields).status == 303
     assert [item.id for item in client.list_items("mail")] == [chosen]
     assert sorted(item.id for item in client.list_items(DEAD)) == sorted({*ids} - {chosen})
-    assert f"1 item redriven from {DEAD}. item {chosen} → topic mail" in site.get("/dead").said
+    assert f"1 item redriven from {DEAD}: item {chosen} → topic mail" in site.get("/dead").said
     assert f"item {chosen} is no dead letter" in site.post("/dead/one", fields).text
 
 

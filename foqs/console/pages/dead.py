@@ -138,11 +138,10 @@ async def _redrive_one(view: View, form: Form) -> Done:
 def _redriven(view: View, found: Redriven, text: str, stays: str) -> Done:
     """Return the outcome with links to the pages of the items, which show their states from then on."""
     named = [*found.items.items()][:_MOST_LINKS]
-    more = f" The first {len(named)}:" if len(named) < found.at_least else ""
-    links = [
-        (f"item {item_id} → topic {topic}", view.url(f"/items/{item_id}")) for item_id, topic in named
-    ]  # fmt: skip
-    return Done(f"{text}.{f' {stays}.' if stays else ''}{more}", well=not stays, links=links)
+    links = [(f"item {item_id} → topic {topic}", view.url(f"/items/{item_id}")) for item_id, topic in named]
+    first = f"the first {len(named)}" if 0 < len(named) < found.at_least else ""
+    said = "; ".join(filter(None, (text, stays, first)))
+    return Done(f"{said}{':' if links else '.'}", well=not stays, links=links)
 
 
 async def _ask_redrive(view: View, form: Form) -> Question | None:

@@ -134,7 +134,16 @@ def verdict_link(view: View, one: Trouble) -> Link:
         return Link(f"dead letters of {one.topic}", view.url("/dead", ns=one.ns, topic=one.topic))
     if one.code == "not_consumed":
         return Link(f"consumers of {one.topic}", view.url("/consumers", ns=one.ns, topic=one.topic))
-    return Link(f"topic {one.topic}", view.url(path_of("/topics", "topic", one.topic), ns=one.ns))
+    url = view.url(path_of("/topics", "topic", one.topic), ns=one.ns)
+    return Link("What fails", f"{url}#failing") if one.code == "attempts_fail" else Link(f"topic {one.topic}", url)
 
 
-_OF_TOPICS = ("dead_letters", "item_old", "not_consumed", "quota_full", "quota_nearly_full", "topic_paused")
+_OF_TOPICS = (
+    "attempts_fail",
+    "dead_letters",
+    "item_old",
+    "not_consumed",
+    "quota_full",
+    "quota_nearly_full",
+    "topic_paused",
+)

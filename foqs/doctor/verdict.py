@@ -466,17 +466,15 @@ def _handlers_hang(facts: Facts) -> Iterator[Said]:
     "start workers for the topic, or restart hung ones; check the topic's name and the workers' rights",
 )
 def _not_consumed(facts: Facts) -> Iterator[Said]:
-    grows = [
-        one for one in facts.old() if not one.consumed and facts.now_ms - one.newest_ready_at_ms <= GROWS_MS
-    ]  # fmt: skip
-    for one in grows[:_MOST_NAMED]:
+    left = [one for one in facts.old() if not one.consumed and facts.now_ms - one.newest_ready_at_ms <= GROWS_MS]
+    for one in left[:_MOST_NAMED]:
         yield Said(
-            f"topic {topic_words(one)} grows without consumers: {counted(one.ready, 'item', 'is', 'are')} ready",
+            f"no worker asks for items of topic {topic_words(one)}: {counted(one.ready, 'item', 'is', 'are')} ready",
             f"start a worker for it, or restart its workers if they hang: foqs consumers --ns {quote(one.ns)}; "
             f"{command_words('explain', one)} says more",
             *one[:2],
         )
-    yield from _further(grows, "topics grow without consumers")
+    yield from _further(left, "topics get items, and no worker asks for them")
 
 
 @_rule(
@@ -501,16 +499,15 @@ def _item_old(facts: Facts) -> Iterator[Said]:
     "`foqs failing TOPIC`, or the topic's page of the console, says what fails, since when, and in which workers",
 )
 def _attempts_fail(facts: Facts) -> Iterator[Said]:
-    fail = [one for one in facts.topics if one.failed_10_minutes >= FAILED_ATTEMPTS]
-    fail = [one for one in fail if one.failed_10_minutes >= FAILED_SHARE * one.ended_10_minutes]
+    tried = [one for one in facts.topics if one.failed_10_minutes >= FAILED_ATTEMPTS]
+    fail = [one for one in tried if one.failed_10_minutes >= FAILED_SHARE * one.ended_10_minutes]
     for one in sorted(fail, key=lambda one: -one.failed_10_minutes)[:_MOST_NAMED]:
         most = f", most with {printable(one.failure)}" if one.failure else ""
         yield Said(
             f"topic {topic_words(one)}: {one.failed_10_minutes:,} of {one.ended_10_minutes:,} attempts of the last "
-            f"10 minutes failed{most}",
-            f"{command_words('failing', one)} says since when, and in which workers",
+            f"10 minutes failed{most}", f"{command_words('failing', one)} says since when, and in which workers",
             *one[:2],
-        )
+        )  # fmt: skip
     yield from _further(fail, "topics have attempts that fail")
 
 
@@ -573,9 +570,8 @@ def _quota_nearly_full(facts: Facts) -> Iterator[Said]:
 def _topic_paused(facts: Facts) -> Iterator[Said]:
     paused = sorted([one for one in facts.topics if one.paused and one.ready], key=lambda one: -one.ready)
     for one in paused[:_MOST_NAMED]:
-        remedy = f"{command_words('topic resume', one)}; with --tenant for a paused tenant"
         text = f"topic {topic_words(one)} is paused: {counted(one.ready, 'item', 'waits', 'wait')}"
-        yield Said(text, remedy, *one[:2])
+        yield Said(text, f"{command_words('topic resume', one)}; with --tenant for a paused tenant", *one[:2])
     yield from _further(paused, "topics are paused")
 
 

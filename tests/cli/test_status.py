@@ -68,7 +68,7 @@ def test_in_a_terminal_it_fits_80_columns(client: Client) -> None:
     shown_status, shown = in_terminal(client, "status")
     assert shown_status == 1
     text = re.sub(r"\x1b\[[0-9;]*m", "", shown)
-    assert text.startswith("DEGRADED\n\n1. topic ")
+    assert text.startswith("DEGRADED\n\n1. no worker asks for items of topic ")
     assert "\n   -> start a worker for it, or restart its workers if they hang" in text
     assert re.search(r"^shard  state +host", text, re.M)
     assert max(map(len, text.splitlines())) <= 80

@@ -58,7 +58,7 @@ def test_failed_attempts_lead_to_what_fails(site: Site, client: Client, service:
     fail(client, "mail", 5, 0)
     answer = site.get("/")
     assert "topic default/mail: 20 of 40 attempts of the last 10 minutes failed, most with SMTP 451" in answer.said
-    assert 'href="/topics/mail#failing">What fails' in answer.text
+    assert 'href="/topics/mail?ns=default#failing"><bdi>What fails' in answer.text
     assert 'id="failing"' in site.get("/topics/mail").text
     service.advance(minutes=11)
     assert "attempts of the last 10 minutes failed" not in site.get("/").text

@@ -41,7 +41,7 @@ def test_a_schedule_is_made_and_changed(user: User, client: Client) -> None:
     user.fill(cron="@every 10m")
     client.change_settings(lambda entries: ({"schedule.nightly": entries["schedule.nightly"].replace("go", "no")}, ()))
     user.press("form.fields button.primary")
-    assert "nothing was stored" in user.said, "another user changed it"
+    assert "nothing was changed" in user.said, "another user changed it"
     assert '"no"' in user.texts(".pair pre")[0]
     user.press("form.fields button.primary")
     assert entry(client, "schedule.nightly") == {

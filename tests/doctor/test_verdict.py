@@ -85,7 +85,7 @@ FOUND: dict[str, tuple[Facts, str, str]] = {
     "loop_late": (facts(GOOD._replace(loop_late=LATE_TIMERS, loop_lag_ms=400)), "by up to 400 ms", "add hosts"),
     "quota_full": (facts(with_quota(used=100)), "namespace shop: 100 of 100", "[quotas]"),
     "handlers_hang": (facts(GOOD._replace(hung=2)), "2 handlers hang", "foqs consumers"),
-    "not_consumed": (facts(with_topic(consumed=False)), "shop/mail grows without", "foqs explain mail --ns shop"),
+    "not_consumed": (facts(with_topic(consumed=False)), "no worker asks for", "foqs explain mail --ns shop"),
     "item_old": (
         facts(with_topic(oldest_ready_at_ms=NOW_MS - 2 * OLD_MS)), "ready for 2h", "foqs explain mail --ns shop"
     ),

@@ -200,10 +200,18 @@ def test_all_items_that_match_are_changed_by_a_job(user: User, client: Client) -
     assert {item.priority for item in client.list_items("mail")} == {0}, "a question changes nothing"
     user.unfold("#all")
     user.type("#all-priority", "33")
+    user.type("#all-delay", "1h")
     user.press("#all-place")
     user.confirm()
-    wait_until(lambda: sum(item.priority == 33 for item in client.list_items("mail")) == 45, "the job")
-    assert {item.headers["kind"] for item in client.list_items("mail") if item.priority == 33} == {"invoice"}
+    ended(user, "finished")
+    changed = [item for item in client.list_items("mail", state=ItemState.DELAYED) if item.priority == 33]
+    assert [item.headers for item in changed] == [KINDS[0]] * 45
+    user.open("/items", topic="mail", state="delayed")
+    user.unfold("#all")
+    user.press("#all-now")
+    user.confirm()
+    ended(user, "finished")
+    assert list(client.list_items("mail", state=ItemState.DELAYED)) == []
     # One item a second: it is at work until the user ends it.
     user.open("/items", topic="mail")
     user.unfold("#all")

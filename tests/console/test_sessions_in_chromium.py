@@ -112,6 +112,8 @@ def test_a_user_whose_session_ended_comes_back_to_the_page(user: User, console: 
     user.open("/topics", part="mail")
     sign_in(user, "boss")
     console.late_s += 9 * 3600
+    user.browser.execute_script("htmx.trigger(document.body, 'foqs:refresh')")
+    assert "session has ended" in user.text("#stale:not([hidden])")
     user.open("/topics", part="mail")
     assert user.title == "Sign in"
     assert "session has ended" in user.said

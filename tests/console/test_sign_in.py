@@ -73,6 +73,16 @@ def test_without_a_session_a_page_leads_to_sign_in(site: Site, path: str) -> Non
 
 
 @pytest.mark.process
+def test_a_form_without_a_session_leads_back_to_its_page(site: Site) -> None:
+    form = {"topic": "secret-topic", "to": "on", "back": "/topics/secret-topic?ns=shop"}
+    answer = site.post("/topics/pause?ns=shop", form)
+    assert answer.headers["location"] == "/login?next=%2Ftopics%2Fsecret-topic%3Fns%3Dshop&why=form&form=1"
+    assert "The form that you sent was not carried out" in site.get(answer.headers["location"]).text
+    too_long = site.post("/topics/enqueue?ns=shop", form | {"payload": "x" * (1 << 20)})
+    assert too_long.headers["location"] == "/login?why=form&form=1"
+
+
+@pytest.mark.process
 def test_a_token_gets_a_session_and_stays_in_the_console(site: Site) -> None:
     answer = site.post("/login", {"token": ANN, "next": "/topics?ns=shop"})
     assert (answer.status, answer.headers["location"]) == (303, "/topics?ns=shop")

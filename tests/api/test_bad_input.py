@@ -86,7 +86,7 @@ def requests() -> list[bytes]:
         "ExtendLease": idl.ExtendLeaseRequest(
             [idl.ExtendItem(1, 2, 3000, True, b"state", idl.Progress(1, 2, "text"), ["line"], True)] * 3, "ns", context
         ),
-        "GetActiveTopics": idl.GetActiveTopicsRequest("ns", 10, "cursor", True, context),
+        "GetActiveTopics": idl.GetActiveTopicsRequest("ns", 10, "cursor", True, True, True, context),
         "GetItem": idl.GetItemRequest(5, "ns", "key", context),
         "GetResult": idl.GetResultRequest(5, 0, context),
         "ListItems": idl.ListItemsRequest(
@@ -149,7 +149,7 @@ def requests() -> list[bytes]:
         "GetTopicStats": idl.GetTopicStatsRequest("ns", "topic", 5, context),
         "GetStatus": idl.GetStatusRequest(context),
         "ListConsumers": idl.ListConsumersRequest("ns", "topic", 5, context),
-        "GetRates": idl.GetRatesRequest("ns", 5, 5, context),
+        "GetRates": idl.GetRatesRequest("ns", 5, 5, True, context),
     }
     assert sorted([*made, "Enqueue"]) == _METHODS
     return [VALID, *(message(method, request) for method, request in made.items())]

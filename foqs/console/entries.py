@@ -20,6 +20,8 @@ KINDS: Mapping[str, str] = {
     "": "Other entries, for your own programs and for scripts",
 }
 """The kinds of entries by the beginning of their keys, in the order of the page."""
+_MOST_LETTERS = 64 << 10
+"""A longer text is no JSON here: the service takes none of that length."""
 _AS_JSON = (TOPIC, "throttle.", "schedule.")
 
 
@@ -57,8 +59,12 @@ def stored(key: str, text: str) -> str:
 
 def _parsed(text: str) -> Any:
     """Return an object or list that JSON can write as it was; else None, so that the service sees what a user wrote."""
+    if len(text) > _MOST_LETTERS:
+        return None
     try:
         found = json.loads(text, object_pairs_hook=_object, parse_constant=_refused, parse_float=_number)
+        if "\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()  # a half of a surrogate pair is no text of a page
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict | list) else None

@@ -17,6 +17,8 @@ from foqs.errors import Forbidden, Invalid
 HTTP, HTTPS = "http", "https"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SAFE = ("GET", "HEAD")
+_OWN = "same-origin"
+"""The value of Sec-Fetch-Site for a request of a page of the console."""
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -101,6 +103,9 @@ def check(method: str, headers: Mapping[str, str], names: Mapping[str, str], *, 
     if "content-length" in headers and "transfer-encoding" in headers:
         raise Forbidden("the request has two lengths: a proxy in front may see another end of it than the console")
     if method in SAFE:
+        # A page of another site learns from an image, a script or a fetch whether a page exists, and how long it takes.
+        if headers.get("sec-fetch-site", _OWN) not in (_OWN, "none") and headers.get("sec-fetch-mode") != "navigate":
+            raise Forbidden("a page of another site asked for this page: open it by itself")
         return
     if not _is_from_here(headers, f"{scheme}://{host}"):
         raise Forbidden(
@@ -114,5 +119,5 @@ def _is_from_here(headers: Mapping[str, str], here: str) -> bool:
     """Browsers that do not send Sec-Fetch-Site send an Origin with each POST. They do so for HTTP."""
     site = headers.get("sec-fetch-site")
     if site is not None:
-        return site == "same-origin"
+        return site == _OWN
     return headers.get("origin", "").lower() == here.lower()

@@ -14,6 +14,8 @@ NUMBERS = ("priority", "jitter_ms")
 KEYS = "throttle_keys"
 FURTHER = "further"
 """The field of the form with all other fields of the setting, as JSON."""
+_MOST_LETTERS = 64 << 10
+"""Of that JSON: the service takes far less."""
 CATCH_UP = {"": "the last time (default)", "none": "no time", "last": "the last time", "all": "all times of a day"}
 OVERLAP = {
     "": "the time fires (default)",
@@ -82,6 +84,8 @@ def setting_of(form: Mapping[str, str]) -> str:
 
 
 def _object(text: str, what: str) -> dict[str, Any]:
+    if len(text) > _MOST_LETTERS:
+        raise Invalid(f"{what}: this is too long")
     try:
         found = json.loads(text)
     except ValueError as error:

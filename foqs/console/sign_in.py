@@ -16,7 +16,7 @@ from foqs.console.guard import HTTPS, SAFE, host_name, source_of
 from foqs.console.options import Options
 from foqs.console.requests import form_of, page_of_form, path_within, peer_of, refreshes, target_of
 from foqs.console.sessions import ID_LETTERS, Session, Sessions
-from foqs.errors import FoqsError, Forbidden, Unauthenticated
+from foqs.errors import FoqsError, Forbidden, Invalid, Unauthenticated
 
 log = structlog.get_logger("foqs.console")
 
@@ -119,7 +119,7 @@ class SignIn:
             if not waits:
                 try:
                     return await self._signed_in(form.get("token", "").strip(), after, request)
-                except Unauthenticated:
+                except (Unauthenticated, Invalid):  # the service takes no token of this length
                     said, status = "The service does not know this token.", 401
                     left_out = self._refusals.take(self._now_s())
                     if left_out is not None:

@@ -9,7 +9,20 @@ from foqs.settings_log import ValueDigest
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a": 1, "a": 2}', '{"a": 1e400}', '{"a": NaN}', '{"a": 1.10}', "{", "[" * 99_999, "7"]
+    "text",
+    [
+        '{"a": 1, "a": 2}',
+        '{"a": 1e400}',
+        '{"a": NaN}',
+        '{"a": 1.10}',
+        "{",
+        "[" * 99_999,
+        "7",
+        '{"a": "\\ud800"}',
+        '{"\\udfff": 1}',
+        '{"a":' + "9" * 5_000 + "}",
+        f"[{' ' * 65_536}]",
+    ],
 )
 def test_text_that_json_would_change_is_sent_as_it_is(text: str) -> None:
     assert stored("topic.mail", text) == text

@@ -68,6 +68,16 @@ def test_a_change_comes_from_a_page_of_the_console(method: str, headers: dict[st
     assert (refused(method, {"host": "localhost:7780", **headers}) is None) == passes
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", "none"])
+def test_other_sites_may_lead_to_a_page_and_not_ask_for_it(method: str, site: str) -> None:
+    headers = {"host": "localhost", "sec-fetch-site": site}
+    assert refused(method, {**headers, "sec-fetch-mode": "navigate"}) is None
+    for mode in ("no-cors", "cors", "same-origin", "websocket"):
+        said = refused(method, {**headers, "sec-fetch-mode": mode})
+        assert (said is None) == (site in ("same-origin", "none"))
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_request_with_two_lengths_is_refused(method: str) -> None:
     headers = {"host": "localhost", "sec-fetch-site": "same-origin", "transfer-encoding": "chunked"}

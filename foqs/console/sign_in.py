@@ -71,7 +71,8 @@ class SignIn:
         found = self.known(request, used=used)
         if found is not None or not self._options.may_be_open:
             return found
-        found = self._sessions.find(_OPEN, self._now_s(), used=used)
+        # Where other machines reach the console, `_open` only looks, and ends the session: no request may find it.
+        found = self._sessions.find(_OPEN, self._now_s(), used=used) if self._options.private else None
         if found is None and self._now_s() >= self._asked_s + _ASK_AGAIN_S:
             found = await self._open()
         if found is None and self._knows_no_tokens:

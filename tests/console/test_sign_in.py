@@ -250,6 +250,8 @@ def test_an_open_service_is_not_served_to_the_network(open_service: Server, toke
     answer = site.get("/topics")
     assert answer.status == 403
     assert "turn on [auth]" in answer.text
+    site.run(site.console.sessions.begin(None, site.now_s, "open"))
+    assert site.get("/topics").status == 403, "another request was about to end this session"
     assert site.sign_in(token).status == 401
     site.close()
 

@@ -9,6 +9,7 @@ import pytest
 
 from foqs.cli.console_process import connector
 from foqs.client import AsyncClient, Client
+from foqs.console.app import MOST_NOTICES
 from foqs.console.clients import MOST_OF_TOKEN
 from foqs.console.guard import HEADERS, names_of
 from foqs.console.sessions import MOST_OF_PRINCIPAL
@@ -305,6 +306,16 @@ def test_a_service_that_is_away_is_said_so(open_service: Server, tmp_path: Path)
     answer = site.get("/topics")
     assert answer.status == 503
     assert "The service does not answer" in answer.text
+    site.close()
+
+
+def test_outcomes_that_no_page_shows_are_bounded(open_service: Server) -> None:
+    site = Site(open_service.address)
+    for number in range(MOST_NOTICES + 5):
+        assert site.post("/topics/pause", {"topic": f"t-{number}", "to": "on"}).status == 303
+    said = site.get("/topics").said
+    assert (said.count("t-24"), "t-4 " in said) == (1, False)
+    assert len(re.findall(r"t-\d+", said)) == MOST_NOTICES
     site.close()
 
 

@@ -6,7 +6,7 @@ from html import escape
 
 import pytest
 
-from foqs.client import Client, ThrottleStats
+from foqs.client import Client, ItemSpec, ThrottleStats
 from foqs.console.pages.throttles import PAGE_KEYS
 from foqs.page.words import duration
 from foqs.testing import Server
@@ -150,7 +150,8 @@ def test_a_throttle_is_set_and_changed(site: Site, client: Client) -> None:
     assert "Throttle api is set: 10 deliveries a second, burst 20. Version 1" in site.get("/throttles").text
     edit = site.get("/throttles?edit=api").text
     assert 'name="per_second" value="10"' in edit
-    assert site.post("/throttles/set", sent("api", mark_in(edit), concurrency="4", shadow="on")).status == 303
+    fields = sent("api", mark_in(edit), concurrency="4", shadow="on", confirmed="yes")
+    assert site.post("/throttles/set", fields).status == 303
     assert client.throttle("api") == {"concurrency": 4, "shadow": True}, "an empty field is taken out"
 
 
@@ -219,6 +220,20 @@ def test_a_throttle_of_another_user_is_not_overwritten(site: Site, client: Clien
     assert client.throttle("api") == {"per_second": 3}
     assert site.post("/throttles/set", sent("api", mark_in(answer.text), per_second="8")).status == 303
     assert client.throttle("api") == {"per_second": 8}
+
+
+def test_a_shadow_that_ends_a_limit_is_asked_about(site: Site, service: Server, client: Client) -> None:
+    client.set_throttle("smtp:*", {"per_second": 0.05, "burst": 2})
+    client.enqueue_many([ItemSpec("t", b"x", throttle_keys=["smtp:gmx"])] * 5)
+    client.dequeue("t", 5)
+    fields = sent("smtp:gmx", per_second="1", shadow="on")
+    question = site.post("/throttles/set", fields).said
+    assert "Throttle smtp:* limits it now: 0.05 deliveries a second, burst 2." in question
+    assert "At least 3 items wait for it now" in question
+    assert client.throttle("smtp:gmx") == {}
+    assert site.post("/throttles/set", fields | {"confirmed": "yes"}).status == 303
+    assert client.throttle("smtp:gmx") == {"per_second": 1, "shadow": True}
+    assert site.post("/throttles/set", sent("new", per_second="1", shadow="on")).status == 303, "it ends no limit"
 
 
 def test_a_shadow_is_switched_and_says_what_that_frees(site: Site, service: Server, client: Client) -> None:

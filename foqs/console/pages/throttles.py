@@ -14,6 +14,7 @@ from foqs.client.settings_types import THROTTLE, Changes, with_fields
 from foqs.console.action import Action, Done, Form, Question
 from foqs.console.marks import check_mark, mark_of, said_of
 from foqs.console.view import Page, View
+from foqs.policies.layers import NamespacePolicies
 
 PAGE_KEYS = 200
 MOST_SORTED = 1_000
@@ -150,6 +151,21 @@ async def _set(view: View, form: Form) -> Done | Mapping[str, Any]:
     return Done(text, to=view.url("/throttles"), well=not (change and change.missing))
 
 
+async def _ask_set(view: View, form: Form) -> Question | None:
+    key = form.get("key", "")
+    entries = (await view.client.settings(THROTTLE)).entries if form.get("shadow") else {}
+    limit = NamespacePolicies(entries).freed_by_shadow(key)
+    if limit is None:
+        return None
+    other = limit.setting.removeprefix(THROTTLE)
+    return Question(
+        f"Put {key} in shadow?",
+        f"Throttle {other} limits it now: {words(limit.options())}. A key has one throttle, so nothing limits it in "
+        f"shadow. {await _freed(view, key, limit.setting)}",
+        "End the limit",
+    )
+
+
 def _fields(form: Form) -> dict[str, Any]:
     """Return the fields of an entry. Raises Invalid for a text that is no number, and without a limit. The service
     checks the ranges."""
@@ -211,10 +227,11 @@ async def _ask_remove(view: View, form: Form) -> Question:
     return Question(f"Remove throttle {key}?", text, "Remove the throttle")
 
 
-async def _freed(view: View, key: str) -> str:
-    """Return what the end of a limit does to the items that wait for it."""
+async def _freed(view: View, key: str, setting: str = "") -> str:
+    """Return what the end of a limit does to the items that wait for it. `setting` of the limit: by default that of
+    the key."""
     found = await view.client.throttles(key.removesuffix("*"), limit=MOST_SORTED)
-    keys = [one for one in found.throttles if one.setting == THROTTLE + key]
+    keys = [one for one in found.throttles if one.setting == (setting or THROTTLE + key)]
     items, flows = sum(one.parked_items for one in keys), sum(one.parked_flows for one in keys)
     if not flows:
         return "No item waits for it now."
@@ -226,7 +243,7 @@ async def _freed(view: View, key: str) -> str:
 
 PAGE = Page("/throttles", "Throttles", "throttles.html", load, key="r")
 ACTIONS = (
-    Action("/throttles/set", _set, page=PAGE),
+    Action("/throttles/set", _set, _ask_set, PAGE),
     Action("/throttles/shadow", _switch_shadow, _ask_shadow),
     Action("/throttles/remove", _remove, _ask_remove),
 )

@@ -90,30 +90,27 @@ _NO_KEY = "\0"
 
 async def _put(view: View, form: Form) -> Done | Mapping[str, Any]:
     """Store an entry. Where the service refuses it, or the entry has changed, the form comes again."""
-    key, text = form.get("key", ""), form.get("value", "").replace("\r\n", "\n")
+    key, text, mark = form.get("key", ""), form.get("value", "").replace("\r\n", "\n"), form.get("mark", "")
     to = view.url("/settings/entry", key=key)
-    had: list[str | None] = []
     try:
         if not key:
             raise Invalid("the key is empty")
 
         def decide(entries: Mapping[str, str]) -> Changes:
             before = entries.get(key)
-            had[:] = [before]
             if before is not None and text == editable(key, before).replace("\r\n", "\n"):
                 return {}, ()
-            check_mark(form.get("mark", ""), f"Entry {printable(key)}", before)
+            check_mark(mark, f"Entry {printable(key)}", before)
             return {key: stored(key, text)}, ()
 
         change = await view.client.change_settings(decide)
     except Invalid as error:
-        sent = {"errors": error.message.splitlines(), "mark": form.get("mark", ""), "typed": text}
-        return await _entry(view, key) | sent
+        return await _entry(view, key) | {"errors": error.message.splitlines(), "mark": mark, "typed": text}
     except Conflict as error:
         return await _entry(view, key) | {"errors": [error.message], "compared": True, "typed": text}
     if change is None:
         return Done(f"Nothing to change: entry {printable(key)} has this value.", to)
-    return _done(f"Entry {printable(key)} is {'added' if had == [None] else 'changed'}.", change, to)
+    return _done(f"Entry {printable(key)} is {'changed' if mark else 'added'}.", change, to)
 
 
 def _done(text: str, change: SettingsChange | None, to: str) -> Done:

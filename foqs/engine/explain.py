@@ -116,9 +116,7 @@ def of_shard(state: State, shard: Shard, now_ms: int) -> list[Any]:
     if owner.in_takeover_grace(now_ms):
         assert owner.grace_from_ms is not None
         until_ms = owner.grace_from_ms + shard.config.confirm_ms + 1
-        why = (
-            f"Shard {number} was taken from a host that may still run: no item of it is leased before the end of that,"
-        )
+        why = f"Shard {number} was taken from a host that may still run: no item of it is leased before that ends,"
         why = f"{why} {_in(until_ms, now_ms)}."
         reasons.append(_Reason(_Code.OWNER_IN_GRACE, why, until_ms))
     if not shard.healthy(now_ms):

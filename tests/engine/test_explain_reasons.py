@@ -109,9 +109,7 @@ def in_grace() -> Case:
     assert shard.owner.grace_from_ms is not None
     until_ms = shard.owner.grace_from_ms + shard.config.confirm_ms + 1
     left = f"{(until_ms - host.now_ms) / 1_000:.1f} s"
-    text = (
-        f"Shard 1 was taken from a host that may still run: no item of it is leased before the end of that, in {left}."
-    )
+    text = f"Shard 1 was taken from a host that may still run: no item of it is leased before that ends, in {left}."
     return Case(host, item_id, R.OWNER_IN_GRACE, until_ms, text, lambda: host.wait(until_ms - host.now_ms))
 
 

@@ -31,8 +31,8 @@ def test_counts_equal_those_of_the_service(site: Site, client: Client) -> None:
     client.dequeue("mail", count=3)
     client.enqueue("other", b"x")
     page = Page(site.get("/topics").text)
-    assert page.row("mail")[1:4] == ["2", "2", "3"]
-    assert page.row("other")[1:4] == ["1", "0", "0"]
+    assert page.row("mail")[1:5] == ["2", "0", "2", "3"]
+    assert page.row("other")[1:5] == ["1", "0", "0", "0"]
     one = site.get("/topics/mail").text
     assert re.findall(r"<dt>(\w+)</dt><dd><b>(\d+)</b>", one)[:3] == [("Ready", "2"), ("Delayed", "2"), ("Leased", "3")]
 
@@ -97,6 +97,15 @@ def test_what_fails_has_its_share_and_workers(site: Site, client: Client, servic
     assert [rows[f"SMTP {worker}"][10] for worker in ("one", "<b>")] == ["one", "<b>"]
     assert sorted(rows["SMTP two"][10].split()) == ["3", "four", "three", "two", "workers"]
     assert "<b></b>" not in answer.text and "&lt;b&gt;" in answer.text
+
+
+def test_the_list_counts_the_consumers(site: Site, client: Client) -> None:
+    client.enqueue_many([ItemSpec("mail", b"x"), ItemSpec("mail", b"x"), ItemSpec("idle", b"x")])
+    for worker in ("a", "b"):
+        client.dequeue("mail", worker=worker)
+    client.dequeue("drained", worker="a")
+    rows = {row[0]: row[10] for row in site.get("/topics").rows}
+    assert rows == {"mail": "2 of topic mail", "idle": "0"}
 
 
 def test_the_list_says_how_many_items_are_held_back(site: Site, client: Client) -> None:
@@ -258,7 +267,7 @@ def test_a_form_that_is_sent_twice_enqueues_one_item(site: Site, client: Client)
     for sent in (form, form):
         assert site.post("/topics/enqueue", sent).status == 303
     (item,) = client.list_items("mail")
-    assert f"sent twice: item {item.id} was stored" in site.get("/topics/mail").text
+    assert f"sent twice: an item was stored in topic mail once: item {item.id}" in site.get("/topics/mail").said
     site.post("/topics/enqueue", form | {"payload": "y"})
     site.post("/topics/enqueue", fields())
     assert sorted(item.payload for item in client.list_items("mail")) == [b"x", b"x", b"y"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from hashlib import sha256
@@ -53,9 +54,13 @@ async def load(view: View) -> Mapping[str, Any]:
         topics = [one for one in topics if part.lower() in one.topic.lower()]
         topics.sort(key=_KEYS.get(order, _KEYS["name"]))
         topics, cursor = topics[:PAGE_TOPICS], None
+    found = await view.allowed(view.client.consumers())
+    consumers = (
+        None if found is None or found.more else Counter([name for one in found.consumers for name in one.topics])
+    )
     return {
         "topics": topics, "cursor": cursor, "order": order, "orders": ORDERS, "part": part, "looked_at": looked_at,
-        "is_first": not view.asked("cursor"),
+        "is_first": not view.asked("cursor"), "consumers": consumers,
     }  # fmt: skip
 
 

@@ -38,9 +38,9 @@ class Topic(Generic[L]):
     stay until they are detached. (A topic has a lane or two; a tuple of them would take 40 bytes more.) `rules` counts
     the lanes by their rules, None if no lane has some. `bounds` is the engine's: the part of the topic's policy, and of
     these rules, that each delivery needs. From the first lane with a fairness key or throttle keys on, `turns` has the
-    lanes instead. `failing` counts its failed attempts, None
-    if it has none lately. `traffic` has the counts of its namespace. `totals` are its counters, and `counters` the same
-    ones while something was counted in the present step of the rates."""
+    lanes instead. `failing` counts its failed attempts, None if it has none lately. `traffic` has the counts of its
+    namespace. `totals` are its counters, and `counters` the same ones while something was counted in the present step
+    of the rates."""
 
     __slots__ = ("bounds", "counters", "failing", "first", "key", "rules", "totals", "traffic", "turns")
 

@@ -67,6 +67,7 @@ MAY_IMPORT = {
         "foqs.zk",
         "foqs.shardmgr",
         "foqs.config",
+        "foqs.policies.entries",
         "foqs.policies.layers",  # the throttle that a key has
     },
     "foqs.doctor": VALUES | IO | {"foqs.doctor", "foqs.client", "foqs.shardmgr.facts"},  # asks a host as clients do

@@ -128,7 +128,7 @@ def verdict_link(view: View, one: Trouble) -> Link:
         if one.code in _OF_TOPICS:
             return Link("topics", view.url("/topics", ns=one.ns, order="oldest"))
         if one.code == "handlers_hang":
-            return Link("consumers", view.url("/consumers"))
+            return Link(f"consumers of namespace {view.ns}", view.url("/consumers"))
         return Link("hosts", view.url("/hosts"))
     if one.code == "dead_letters":
         return Link(f"dead letters of {one.topic}", view.url("/dead", ns=one.ns, topic=one.topic))

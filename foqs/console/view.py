@@ -86,19 +86,14 @@ class View:
 
     def url(self, path: str, **query: object) -> str:
         """Return a link to a path of the console with the namespace and the fields of `query` that are not empty."""
-        return self._url(path, self.ns, query)
-
-    @staticmethod
-    def _url(path: str, ns: str, query: Mapping[str, object]) -> str:
-        fields = {"ns": ns} if ns != DEFAULT_NAMESPACE else {}
+        fields = {"ns": self.ns} if self.ns != DEFAULT_NAMESPACE else {}
         fields |= {name: str(value) for name, value in query.items() if value not in (None, "")}
         if not fields:
             return path
         return f"{path}{'&' if '?' in path else '?'}{urlencode(fields)}"
 
-    def topic_url(self, topic: str, ns: str = "") -> str:
-        """Return a link to the page of a topic, of the namespace of this page if none is given."""
-        return self._url(path_of("/topics", "topic", topic), ns or self.ns, {})
+    def topic_url(self, topic: str) -> str:
+        return self.url(path_of("/topics", "topic", topic))
 
 
 def namespace_of(request: Request) -> str:

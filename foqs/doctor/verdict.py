@@ -16,8 +16,8 @@ from foqs.doctor.system import Facts, bound_words, command_words, shards_of, spa
 from foqs.figures import QuotaStatus
 
 OLD_MS = 3_600_000
-GROWS_MS = 300_000
-"""A topic whose newest ready item is younger than this grows."""
+IN_USE_MS = OLD_MS
+"""A topic that got a ready item in this time is in use. After it, `_item_old` has the topic."""
 FULL = 0.9
 """Share of a bound."""
 LATE_TIMERS = 3
@@ -466,7 +466,7 @@ def _handlers_hang(facts: Facts) -> Iterator[Said]:
     "start workers for the topic, or restart hung ones; check the topic's name and the workers' rights",
 )
 def _not_consumed(facts: Facts) -> Iterator[Said]:
-    left = [one for one in facts.old() if not one.consumed and facts.now_ms - one.newest_ready_at_ms <= GROWS_MS]
+    left = [one for one in facts.old() if not one.consumed and facts.now_ms - one.newest_ready_at_ms <= IN_USE_MS]
     for one in left[:_MOST_NAMED]:
         yield Said(
             f"no worker asks for items of topic {topic_words(one)}: {counted(one.ready, 'item', 'is', 'are')} ready",

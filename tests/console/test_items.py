@@ -256,7 +256,7 @@ def test_a_topic_leads_to_the_items_of_its_tenants(browser: Browser, client: Cli
     acme = client.enqueue("mail", b"x", fairness_key="acme")
     none = client.enqueue("mail", b"x")
     text = browser.get("/topics/mail").text
-    links = [unescape(one) for one in re.findall(r'id="tenant-\d+" href="([^"]*)"', text)]
+    links = [unescape(one) for one in re.findall(r'id="tenant-items-\d+" href="([^"]*)"', text)]
     assert sorted(tuple(ids(browser.get(link))) for link in links) == sorted([(str(acme),), (str(none),)])
 
 
@@ -405,13 +405,16 @@ def test_a_dead_letter_says_why(browser: Browser, client: Client) -> None:
     client.nack(client.dequeue("t", worker="w:1")[0], failed=True, reason="KeyError: 'x'")
     answer = browser.get(f"/items/{stored}")
     assert "Topic t.dlq" in answer.said
-    for text in ("dead letter", "Attempts 1 Worker w:1 From topic t Tenant there acme Throttle keys there smtp"):
+    for text in ("A dead letter: it stays in t.dlq until", "Attempts 1 Worker w:1 From topic t Tenant there acme Throttle keys there smtp"):
         assert text in answer.said
     assert "KeyError: 'x'" in answer.said
     (row,) = browser.get("/items", topic="t.dlq").rows
     assert row[7:10] == ["acme", "smtp", "failed : KeyError: 'x'"]
-    (link,) = re.findall(r'<a id="group" href="([^"]*)"', answer.text)
-    assert "1 dead letter in 1 group" in browser.get(unescape(link)).said
+    of_tenant = browser.get("/items", topic="t.dlq", tenant="acme")
+    assert of_tenant.rows == []
+    for text, link in ((answer.text, "group"), (of_tenant.text, "dead-of-tenant")):
+        (url,) = re.findall(rf'<a id="{link}" href="([^"]*)"', text)
+        assert "1 dead letter in 1 group" in browser.get(unescape(url)).said
 
 
 def test_the_page_of_an_item_is_in_its_namespace(browser: Browser, client: Client, service: Server) -> None:

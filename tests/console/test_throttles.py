@@ -236,6 +236,16 @@ def test_a_shadow_that_ends_a_limit_is_asked_about(site: Site, service: Server, 
     assert site.post("/throttles/set", sent("new", per_second="1", shadow="on")).status == 303, "it ends no limit"
 
 
+def test_a_remove_names_the_throttle_that_counts_then(site: Site, client: Client) -> None:
+    client.set_throttle("smtp:*", {"per_second": 0.5})
+    client.set_throttle("smtp:gmx", {"per_second": 2})
+    assert (
+        "Throttle smtp:* counts then: 0.5 deliveries a second, burst 1."
+        in site.post("/throttles/remove", sent("smtp:gmx")).said
+    )
+    assert "Nothing limits its keys then." in site.post("/throttles/remove", sent("smtp:*")).said
+
+
 def test_a_shadow_is_switched_and_says_what_that_frees(site: Site, service: Server, client: Client) -> None:
     busy(service, client, "api", 5, 2, per_second=0.05, burst=2)
     fields = sent("api", to="on")

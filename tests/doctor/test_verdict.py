@@ -12,7 +12,7 @@ from foqs.doctor.system import Facts
 from foqs.doctor.verdict import (
     CERTIFICATE_MS,
     FULL,
-    GROWS_MS,
+    IN_USE_MS,
     LATE_TIMERS,
     OLD_MS,
     RULES,
@@ -131,7 +131,7 @@ NOT_FOUND: dict[str, list[Facts]] = {
     "not_consumed": [
         facts(with_topic(consumed=False, paused=True)),
         facts(with_topic(consumed=False, dead=True)),
-        facts(with_topic(consumed=False, newest_ready_at_ms=NOW_MS - GROWS_MS - 1)),
+        facts(with_topic(consumed=False, newest_ready_at_ms=NOW_MS - IN_USE_MS - 1)),
         facts(with_topic(consumed=False), OTHER._replace(topics=(MAIL._replace(ready=0),))),  # another host has them
     ],
     "item_old": [
@@ -210,6 +210,13 @@ def test_the_worst_comes_first_and_gives_the_word() -> None:
 def test_a_note_leaves_the_word() -> None:
     assert judge(facts(with_topic(paused=True))).word is Word.HEALTHY
     assert [word.exit_status for word in Word] == [0, 1, 2]
+
+
+def test_a_topic_without_workers_stays_a_reason_while_its_items_wait() -> None:
+    for waits_ms in range(0, 4 * OLD_MS, 60_000):
+        since_ms = NOW_MS - waits_ms
+        topic = with_topic(consumed=False, newest_ready_at_ms=since_ms, oldest_ready_at_ms=since_ms)
+        assert {one.code for one in judge(facts(topic)).reasons} & {"not_consumed", "item_old"}, waits_ms
 
 
 def test_hosts_are_added_up() -> None:

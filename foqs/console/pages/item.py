@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from starlette.responses import RedirectResponse, Response
 
+from foqs.checks import printable
 from foqs.client import Delivery, Explanation, Item, ItemState
 from foqs.client.rules import rules_json
 from foqs.console.payload_text import KINDS, kind_of, payload_text
@@ -81,6 +82,10 @@ def copy_commands(item: Item, address: str) -> tuple[str, str]:
 def state_words(item: Item, now_ms: int) -> str:
     """Return a sentence about the state of an item, with its time."""
     match item.state:
+        case ItemState.READY if item.failure is not None:
+            return (
+                f"A dead letter: it stays in {printable(item.topic)} until a redrive, a delete or the end of its TTL."
+            )
         case ItemState.READY:
             return f"A consumer may lease it now, and since {_at(item.deliver_after_ms, now_ms)}."
         case ItemState.DELAYED:

@@ -14,6 +14,7 @@ from foqs.client.settings_types import THROTTLE, Changes, with_fields
 from foqs.console.action import Action, Done, Form, Question
 from foqs.console.marks import check_mark, mark_of, said_of
 from foqs.console.view import Page, View
+from foqs.policies.entries import Throttle
 from foqs.policies.layers import NamespacePolicies
 
 PAGE_KEYS = 200
@@ -157,11 +158,10 @@ async def _ask_set(view: View, form: Form) -> Question | None:
     limit = NamespacePolicies(entries).freed_by_shadow(key)
     if limit is None:
         return None
-    other = limit.setting.removeprefix(THROTTLE)
     return Question(
         f"Put {key} in shadow?",
-        f"Throttle {other} limits it now: {words(limit.options())}. A key has one throttle, so nothing limits it in "
-        f"shadow. {await _freed(view, key, limit.setting)}",
+        f"Throttle {_name(limit)} limits it now: {words(limit.options())}. A key has one throttle, so in shadow "
+        f"nothing limits it. {await _freed(view, key, limit.setting)}",
         "End the limit",
     )
 
@@ -212,19 +212,31 @@ async def _ask_shadow(view: View, form: Form) -> Question | None:
 async def _remove(view: View, form: Form) -> Done:
     key = form.get("key", "")
     change = await view.client.remove_throttle(key)
-    left = await view.client.settings(THROTTLE)
-    prefixes = [
-        name for name in left.entries if name.endswith("*") and f"{THROTTLE}{key}".startswith(name[:-1])
-    ]  # fmt: skip
-    wider = max(prefixes, key=len, default="").removeprefix(THROTTLE)
-    still = f" Its keys are under throttle {printable(wider)} now." if wider else ""
+    left = await _left(view, key)
+    still = "" if left is None else f" Its keys are under throttle {printable(_name(left))} now."
     return Done(f"Throttle {printable(key)} is removed.{still}{said_of(change)}", well=not change.missing)
 
 
 async def _ask_remove(view: View, form: Form) -> Question:
     key = form.get("key", "")
-    text = f"{await _freed(view, key)} A throttle of a shorter prefix* counts then, if there is one."
-    return Question(f"Remove throttle {key}?", text, "Remove the throttle")
+    left = await _left(view, key)
+    then = (
+        "Nothing limits its keys then."
+        if left is None
+        else f"Throttle {_name(left)} counts then: {words(left.options())}."
+    )
+    return Question(f"Remove throttle {key}?", f"{await _freed(view, key)} {then}", "Remove the throttle")
+
+
+async def _left(view: View, key: str) -> Throttle | None:
+    """Return the throttle that the key, or the keys of a `prefix*`, are under without their own."""
+    entries = dict((await view.client.settings(THROTTLE)).entries)
+    entries.pop(THROTTLE + key, None)
+    return NamespacePolicies(entries).throttle(key.removesuffix("*"))
+
+
+def _name(throttle: Throttle) -> str:
+    return throttle.setting.removeprefix(THROTTLE)
 
 
 async def _freed(view: View, key: str, setting: str = "") -> str:

@@ -79,7 +79,7 @@ def test_a_topic_counts_the_tenants_that_wait(client: Client, run: Run) -> None:
     paused = client.explain_topic("t").reasons[0]
     assert (paused.code, paused.count) == (Reason.PAUSED, 2)
     assert paused.since_ms is not None
-    assert re.search(r"paused by the settings entry t?.*, the last one by \S+ [\d.]+ m?s ago", paused.text)
+    assert re.search(r"paused by the settings entry t?.*, the last one by foqs at \S+ [\d.]+ m?s ago", paused.text)
     client.enqueue("t", b"free", fairness_key="free")
     found = client.explain_topic("t")
     assert Reason.THROTTLED not in [reason.code for reason in found.reasons], "an item is deliverable"

@@ -210,7 +210,7 @@ def test_a_tenant_is_paused_and_resumed(client: Client, run: Run) -> None:
     (item,) = list(client.list_items("t"))[:1]
     (found,) = [one for one in json.loads(run("explain", str(item.id)).stdout)["reasons"] if one["code"] == "paused"]
     assert (found["key"], found["tenant"]) == ("topic.t", "acme")
-    assert found["by"].startswith("127.0.0.1:"), "the author of the pause"
+    assert found["by"] == "foqs at 127.0.0.1", "the author of the pause"
     assert f"pauses tenant 'acme' of the topic, paused by {found['by']}" in found["text"]
     assert run("topic", "resume", "t").stdout.splitlines()[:2] == [
         "t is not paused",

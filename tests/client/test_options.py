@@ -109,6 +109,8 @@ BAD: dict[str, list[Any]] = {
     "page_topics": [*INTEGERS, 0, None],
     "all_namespaces": FLAGS,
     "all_states": FLAGS,
+    "rates": FLAGS,
+    "with_items": FLAGS,
     "delay_ms": INTEGERS,
     "metadata": BYTES,
     "reason": [b"x", 5, True],

@@ -12,6 +12,7 @@ import structlog
 from foqs.client import Client, ItemSpec
 from foqs.config.schema import ZookeeperSection
 from foqs.console.cluster import ClusterLink
+from foqs.console.marks import mark_of
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact
 from foqs.shardmgr.operate import moves_of_drain
 from foqs.testing import Server
@@ -103,7 +104,8 @@ def test_settings_are_for_users_with_rights_in_the_namespace(guarded: str) -> No
     for answer in map(site.get, looks):
         assert (answer.status, "gold" in answer.text) == (403, False)
     site.sign_in(SEER)
-    fields = {"value": "iron", "version": 1, "key": "plans/acme", "typed": "plans/acme", "of": 1, "confirmed": "yes"}
+    fields = {"value": "iron", "key": "plans/acme", "typed": "plans/acme", "of": 1, "confirmed": "yes"}
+    fields["mark"] = mark_of("gold")
     for path in ("/settings/entry", "/settings/remove", "/changes/revert"):
         assert site.post(f"{path}?ns=shop&key=plans/acme", fields).status == 403
     with Client(guarded, "shop", token=ROOT) as root:

@@ -228,7 +228,7 @@ def test_all_items_that_match_are_changed_by_a_job(user: User, client: Client) -
 
 def test_a_job_continues_after_a_restart(window: Browser, client: Client, service: Server, tmp_path: Path) -> None:
     client.enqueue_many([ItemSpec("mail", b"x")] * 90)
-    with LiveConsole(service.address, state_dir=tmp_path / "jobs") as own:
+    with LiveConsole(service.address, state_dir=tmp_path) as own:
         user = User(window, own.url, client.namespace)
         user.open("/topics/mail")
         user.unfold("#purge")
@@ -264,7 +264,7 @@ def test_dead_letters_return_or_are_deleted(user: User, client: Client) -> None:
 
     def group(verb: str, reason: str) -> str:
         row = [row[1] for row in user.rows("groups")].index(reason) + 1
-        return f"#groups tr:nth-child({row}) [id^={verb}-]"
+        return f"#groups tr:nth-child({row}) td:last-child [id^={verb}-]"
 
     user.press(group("one", "SMTP 451"))
     assert left()["SMTP 451"] == 3

@@ -405,7 +405,10 @@ def test_a_dead_letter_says_why(browser: Browser, client: Client) -> None:
     client.nack(client.dequeue("t", worker="w:1")[0], failed=True, reason="KeyError: 'x'")
     answer = browser.get(f"/items/{stored}")
     assert "Topic t.dlq" in answer.said
-    for text in ("A dead letter: it stays in t.dlq until", "Attempts 1 Worker w:1 From topic t Tenant there acme Throttle keys there smtp"):
+    for text in (
+        "A dead letter: it stays in t.dlq until",
+        "Attempts 1 Worker w:1 From topic t Tenant there acme Throttle keys there smtp",
+    ):
         assert text in answer.said
     assert "KeyError: 'x'" in answer.said
     (row,) = browser.get("/items", topic="t.dlq").rows

@@ -42,7 +42,7 @@ def test_a_schedule_is_made_and_changed(user: User, client: Client) -> None:
     client.change_settings(lambda entries: ({"schedule.nightly": entries["schedule.nightly"].replace("go", "no")}, ()))
     user.press("form.fields button.primary")
     assert "nothing was changed" in user.said, "another user changed it"
-    assert '"no"' in user.texts(".pair pre")[0]
+    assert '"no"' in user.texts("section pre")[0]
     user.press("form.fields button.primary")
     assert entry(client, "schedule.nightly") == {
         "cron": "@every 10m", "timezone": "Europe/Berlin", "topic": "report", "payload": "go",

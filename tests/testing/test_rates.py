@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.client import AsyncClient, Client, ItemSpec, Rates
+from foqs.client import AsyncClient, Client, ItemSpec, NamespaceRates, Rates
 from foqs.errors import Invalid
 
 pytestmark = pytest.mark.threads
@@ -29,10 +29,10 @@ def test_the_traffic_of_a_namespace(foqs_server: Any) -> None:
         assert (found.step_ms, found.first_at_ms % 10_000, found.more, found.missing) == (10_000, 0, False, ())
         assert found.first_at_ms <= found.covers_from_ms < client.server_info().now_ms
         (shop,) = found.namespaces
-        assert shop == ("shop", (3, 1), (2, 0), (1, 0), (1, 0))
+        assert shop == NamespaceRates("shop", (3, 1), (2, 0), (1, 0), (1, 0))
         every = client.rates(all_namespaces=True)
         assert [one.ns for one in every.namespaces] == ["shop", "other"]
-        assert {len(counts) for one in every.namespaces for counts in one[1:]} == {360}
+        assert {len(counts) for one in every.namespaces for counts in one[1:5]} == {360}
         most = client.rates(all_namespaces=True, limit=1)
         assert ([one.ns for one in most.namespaces], most.more) == (["shop"], True)
         with pytest.raises(Invalid, match="steps"):
@@ -44,4 +44,4 @@ def test_the_traffic_of_a_namespace_without_any(foqs_server: Any) -> None:
         async with AsyncClient(foqs_server.address, "shop") as client:
             return await client.rates(steps=3)
 
-    assert asyncio.run(rates()).namespaces == (("shop", (0, 0, 0), (0, 0, 0), (0, 0, 0), (0, 0, 0)),)
+    assert asyncio.run(rates()).namespaces == (NamespaceRates("shop", (0,) * 3, (0,) * 3, (0,) * 3, (0,) * 3),)

@@ -19,7 +19,7 @@ PAGE_ITEMS = 50
 OF_TOPIC = 5
 """The most items of each topic, where all topics are searched: the search in one topic has the rest."""
 _MOST_LOOKED_AT = 10_000
-_SEARCH_S = 1.0
+_SEARCH_S = 0.8
 _PAGE_TOPICS = 1_000
 _AT_A_TIME = 8
 _EXPLAIN_MS = 3_000

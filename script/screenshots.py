@@ -24,7 +24,7 @@ WORK_S = 90
 PICTURES = {
     "overview": ("/", 1200, 1010, "light"),
     "items": ("/items?topic=mail", 1200, 760, "light"),
-    "dead": ("/dead?topic=mail.dlq", 1200, 640, "dark"),
+    "dead": ("/dead?topic=mail.dlq", 1440, 640, "dark"),
     "hosts": ("/hosts", 1200, 820, "light"),
 }
 """By name: the page, its width and height, and the colours."""
@@ -88,7 +88,9 @@ def _work(address: str) -> None:
                     if chance < 0.8:
                         client.ack(item)
                     elif chance < 0.95:
-                        client.nack(item, failed=True, reason=rng.choice(REASONS))
+                        reason = rng.choice(REASONS)
+                        lost = reason.startswith("KeyError") or rng.random() < 0.2
+                        client.nack(item, failed=not lost, reject=lost, reason=reason)
             time.sleep(0.5)
 
 

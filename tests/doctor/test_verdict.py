@@ -212,7 +212,7 @@ def test_a_note_leaves_the_word() -> None:
     assert [word.exit_status for word in Word] == [0, 1, 2]
 
 
-def test_a_topic_without_workers_stays_a_reason_while_its_items_wait() -> None:
+def test_a_topic_without_workers_stays_a_reason() -> None:
     for waits_ms in range(0, 4 * OLD_MS, 60_000):
         since_ms = NOW_MS - waits_ms
         topic = with_topic(consumed=False, newest_ready_at_ms=since_ms, oldest_ready_at_ms=since_ms)

@@ -1,4 +1,4 @@
-"""Folders that one process holds, and files that are replaced whole."""
+"""Locks of folders, and files that are replaced whole."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from foqs.enums import NamedInt
+from foqs.order import KeyHome
 from foqs.travel import TravellingError
 
 PROTOCOL_VERSION = 1
@@ -85,6 +86,16 @@ class NotServed(Unavailable):
 
     def __init__(self, message: str = "the item's shard is not served here now") -> None:
         super().__init__(message, retry_after_ms=0)
+
+
+class KeyElsewhere(NotServed):
+    """The items of an order key are in another shard than its hash slot (`home`), or they no longer are. Between
+    hosts."""
+
+    def __init__(self, home: KeyHome) -> None:
+        where = "not in this shard" if home.empty else f"in shard {home.shard}"
+        super().__init__(f"the items of the order_key are {where}")
+        self.home = home
 
 
 class OtherProtocol(Unavailable):
@@ -177,6 +188,9 @@ def from_code(code: int, message: str, retry_after_ms: int | None = None) -> Foq
 
 def item_error(error: Any) -> FoqsError:
     """Return the typed error of an ItemError or RequestError."""
+    home = getattr(error, "home", None)
+    if home is not None:
+        return KeyElsewhere(KeyHome(home.shard or 0, home.stamp or 0, bool(home.empty)))
     message = error.message if isinstance(error.message, str) else ""
     return from_code(error.code or 0, message, error.retry_after_ms)
 

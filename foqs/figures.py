@@ -197,7 +197,8 @@ class TopicStats(NamedTuple):
     turns; `more_tenants` has the sums of all further ones, None without any. `hooks` of the policy. `overruled`:
     fields of which a value was set that is not in effect, with the reason; a topic that takes dead letters has
     them. Attempts failed in the last minute, 10 minutes and hour; `Client.failing` says why. `enqueued_minute` to
-    `ready_throttled` are as in `ActiveTopic`."""
+    `ready_throttled` are as in `ActiveTopic`. `behind` items wait for earlier ones of their order keys; None: a host
+    did not count them."""
 
     ready: Sum[int] = 0
     delayed: Sum[int] = 0
@@ -223,6 +224,7 @@ class TopicStats(NamedTuple):
     failed_minute: SumKnown[int | None] = None
     ready_paused: Sum[int | None] = None
     ready_throttled: Sum[int | None] = None
+    behind: Sum[int | None] = None
 
 
 class ShadowHour(NamedTuple):

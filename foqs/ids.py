@@ -37,7 +37,8 @@ _MOST_DIGITS = 19
 HASH_SLOTS = 1024
 """Number of hash slots. It never changes: stored keys depend on it. Each of 100 shards has ten or eleven slots."""
 DIGEST_BYTES = 16
-_SLOT_SHIFT = 6  # of the first two bytes
+_SLOT_BYTES = 2
+_SLOT_SHIFT = 6  # of these bytes
 
 MARK_STEP = 1 << 20
 """Numbers reserved by each mark, of 2^48. A host that crashes wastes at most the reserved numbers."""
@@ -117,6 +118,13 @@ class Dedup(NamedTuple):
 def digest_of(ns: str, key: str) -> bytes:
     """Return the hash of a key. (Names hold no control character, so no other pair gives the same bytes.)"""
     return blake2b(f"{ns}\0{key}".encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def order_digest(ns: str, topic: str, key: str) -> bytes:
+    """Return the hash of an order key of a topic. Its hash slot depends on the key alone: an item that is redriven to
+    another topic stays in its shard."""
+    slot = digest_of(ns, key)[:_SLOT_BYTES]
+    return slot + digest_of(f"{ns}\0{topic}", key)[_SLOT_BYTES:]
 
 
 def content_of(topic: str, payload: bytes) -> int:

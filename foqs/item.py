@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from foqs.buffers.checkpoint import Checkpoint
 from foqs.errors import FoqsError
-from foqs.fairness.keys import LaneKey
+from foqs.fairness.keys import ORDERED, LaneKey
+from foqs.order import Order
 from foqs.prefetch.lane import Entry, Lane
 from foqs.rows import (
     AT_MOST_ONCE,
@@ -227,7 +228,8 @@ class Change:
     that is kept; they are made when the transaction is built. `by_operator`: an operator ended the lease, so `failed`
     is no failure of a worker.
     `digest`: of the key that is free then, of an item that does not hold it by itself. `body`: the item gets it, with
-    its priority and time. `priority`: the item gets it, with the time `due_ms`, and keeps its body.
+    its priority and time. `priority`: the item gets it, with the time `due_ms`, and keeps its body. `order`: the item
+    has it then, of a redriven one from the beginning; None: its order stays.
     Without `__slots__`, so that what most changes do not need costs nothing to make (one is made per item).
     """
 
@@ -250,6 +252,7 @@ class Change:
     digest: bytes | None = None
     body: NewItem | None = None
     priority: int | None = None
+    order: Order | None = None
 
     def __init__(
         self,
@@ -303,12 +306,14 @@ class Item:
     between them. The methods below take these steps, and raise WrongStep where the table lacks one.
     `unindexed`: the database has no row of it in `ready` or `timer` yet. Such an item is always known.
     `given` is of the last lease; None if an earlier owner gave it, or it left memory since.
+    `order`: of an item in a lane whose items have order keys; None there if the database has lost it. It may be
+    `unindexed` and not known, while it waits for an earlier one of its key.
     """
 
     __slots__ = (
         "at_most_once", "attempt", "awaited", "body", "bytes", "change", "deliver_after_ms", "expires_at_ms", "given",
-        "held", "id", "in_flight", "lane", "lease", "lease_expires_at_ms", "lease_ms", "phase", "place", "priority",
-        "unindexed",
+        "held", "id", "in_flight", "lane", "lease", "lease_expires_at_ms", "lease_ms", "order", "phase", "place",
+        "priority", "unindexed",
     )  # fmt: skip
 
     def __init__(
@@ -343,6 +348,7 @@ class Item:
         self.at_most_once = False
         self.expires_at_ms = UNREAD
         self.given: Given | None = None
+        self.order: Order | None = None
         self.body: NewItem | Body | None = None
         if body is not None:
             self.set_body(body)
@@ -470,6 +476,11 @@ def body_bytes(body: NewItem | Body) -> int:
     return size if body.checkpoint is None else size + len(body.checkpoint)
 
 
+def _order_of(stored: bytes | None, item_id: int, lane: Lane[Item]) -> Order | None:
+    """Return the order of an item. A dead letter, which keeps its place for a redrive, has none."""
+    return None if stored is None or lane.until != ORDERED else Order.unpack(stored, item_id)
+
+
 def from_ready(row: ReadyRow, lane: Lane[Item], body: Body | None, phase: Phase = Phase.IDLE) -> Item:
     return Item(
         row.id, lane, row.priority, row.deliver_after_ms, row.attempt, row.lease, row.bytes, body, Place.READY, phase
@@ -479,17 +490,21 @@ def from_ready(row: ReadyRow, lane: Lane[Item], body: Body | None, phase: Phase 
 def from_found(found: Found, lane: Lane[Item]) -> Item:
     """Return the item of a row. A leased item is LEASED with its written lease; any other is IDLE."""
     body = found.body
+    order = _order_of(body.order_at, body.id, lane)
     if found.ready is not None:
-        return from_ready(found.ready, lane, body)
+        item = from_ready(found.ready, lane, body)
+        item.order = order
+        return item
     row = found.timer
-    if row is None:  # an owner knows its own unindexed items: another one has the shard now
+    if row is None:  # an owner knows its own unindexed items: it has an order key, or another host has the shard now
         item = Item(body.id, lane, body.priority, body.deliver_after_ms, 0, 0, 0, body)
-        item.unindexed = True
+        item.unindexed, item.order = True, order
         return item
     phase = Phase.LEASED if row.lease else Phase.IDLE
     item = Item(
         row.id, lane, body.priority, body.deliver_after_ms, row.attempt, row.lease, row.bytes, body, Place.TIMER, phase
     )  # fmt: skip
+    item.order = order
     if row.lease:
         item.lease_ms, item.lease_expires_at_ms = row.lease_ms, row.due_ms
     return item
@@ -503,6 +518,7 @@ def from_due(due: DueRow, lane: Lane[Item]) -> Item:
     )  # fmt: skip
     item.at_most_once = due.delivery == AT_MOST_ONCE
     item.expires_at_ms = due.expires_at_ms
+    item.order = _order_of(due.order_at, row.id, lane)
     if row.lease:
         item.lease_ms, item.lease_expires_at_ms = row.lease_ms, row.due_ms
     return item

@@ -18,6 +18,7 @@ class ItemFacts(NamedTuple):
     priority: int
     enqueued_at_ms: int
     headers: bytes | None
+    order_key: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class ItemFilter:
 
     `min_priority` <= priority <= `max_priority`; `enqueued_from_ms` <= enqueued_at_ms < `enqueued_before_ms`.
     `headers`: the item has each of these pairs. `failure_contains`: the reason of a failed attempt has these bytes of
-    UTF-8. No database compares texts here: MySQL, MariaDB and SQLite differ in that."""
+    UTF-8. `order_key`: of the item. No database compares texts here: MySQL, MariaDB and SQLite differ in that."""
 
     min_priority: int | None = None
     max_priority: int | None = None
@@ -34,6 +35,7 @@ class ItemFilter:
     enqueued_from_ms: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     failure_contains: bytes | None = None
+    order_key: str | None = None
 
     @property
     def priorities(self) -> tuple[int, int] | None:
@@ -46,22 +48,26 @@ class ItemFilter:
     @property
     def needs_facts(self) -> bool:
         """Return True if there are conditions on `ItemFacts`, besides the priority."""
-        return bool(self.headers) or self.enqueued_before_ms is not None or self.enqueued_from_ms is not None
+        times = self.enqueued_before_ms is not None or self.enqueued_from_ms is not None
+        return bool(self.headers) or times or self.order_key is not None
 
-    def matches(self, priority: int, enqueued_at_ms: int, headers: Mapping[str, str] | None) -> bool:
+    def matches(
+        self, priority: int, enqueued_at_ms: int, headers: Mapping[str, str] | None, order_key: str = ""
+    ) -> bool:
         """Return True if an item meets the conditions, but for `failure_contains`."""
         return (
             (self.min_priority is None or priority >= self.min_priority)
             and (self.max_priority is None or priority <= self.max_priority)
             and (self.enqueued_before_ms is None or enqueued_at_ms < self.enqueued_before_ms)
             and (self.enqueued_from_ms is None or enqueued_at_ms >= self.enqueued_from_ms)
+            and (self.order_key is None or order_key == self.order_key)
             and (not self.headers or (headers is not None and self.headers.items() <= headers.items()))
         )
 
     def matches_facts(self, facts: ItemFacts) -> bool:
         """The same of an item's row."""
         pairs = json.loads(facts.headers) if self.headers and facts.headers is not None else None
-        return self.matches(facts.priority, facts.enqueued_at_ms, pairs)
+        return self.matches(facts.priority, facts.enqueued_at_ms, pairs, (facts.order_key or b"").decode())
 
     def matches_reasons(self, *reasons: bytes) -> bool:
         """Return True if one of the reasons meets `failure_contains`."""

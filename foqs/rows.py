@@ -1,23 +1,20 @@
 """The rows of a shard, as they travel between the event loop (which decides) and the store (which does SQL).
 
 Every item has one row in `item` (its body) and exactly one in `ready`, `timer` or `done`. Unindexed items have none
-there yet: they are ready and were never leased. A `Batch` is one transaction.
-Times are epoch milliseconds; 0 means "none".
+there yet: they are ready and were never leased. Items with order keys may have none, too (`foqs.order`).
+A `Batch` is one transaction. Times are epoch milliseconds; 0 means "none".
 """
 
 from __future__ import annotations
 
-import marshal
 import struct
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import starmap
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from foqs.enums import NamedInt
-from foqs.ids import Mark
+from foqs.order import KeyHome, Order, OrderHome, OrderRow, Standing
 
 AT_LEAST_ONCE = 1
 AT_MOST_ONCE = 2
@@ -58,6 +55,8 @@ class NewItem:
     """
 
     checkpoint: bytes | None = None
+    order_key: bytes | None = None
+    order_at: bytes | None = None
 
     __slots__ = (
         "deliver_after_ms", "delivery", "due_ms", "enqueued_at_ms", "expires_at_ms", "headers", "id", "lane",
@@ -90,6 +89,38 @@ class NewItem:
         self.lease_ms = lease_ms
         self.delivery = delivery
         self.unindexed = False
+
+
+class NewOrdered(NewItem):
+    """A new item with an order `key`, in UTF-8; `digest` as in `Order`. It gets no row in `ready`, as the first item of
+    a key is ready without one. Its place is its id."""
+
+    __slots__ = ("digest", "key")
+
+    digest: bytes
+    key: bytes
+
+    @classmethod
+    def of(cls, item: NewItem, key: bytes, digest: bytes) -> NewOrdered:
+        """Return the item with an order key."""
+        made = cls(
+            item.payload, item.metadata, item.headers, item.priority, item.deliver_after_ms, item.due_ms,
+            item.enqueued_at_ms, item.expires_at_ms, item.lease_ms, item.delivery,
+        )  # fmt: skip
+        made.key, made.digest = key, digest
+        return made
+
+    @property
+    def order_key(self) -> bytes:  # type: ignore[override]
+        return self.key
+
+    @property
+    def order_at(self) -> bytes:  # type: ignore[override]
+        return Order(self.digest, 0, Standing.NEW if self.due_ms else Standing.IN_ORDER).pack()
+
+    @property
+    def order_row(self) -> OrderRow:
+        return OrderRow(self.digest, Standing.NEW if self.due_ms else Standing.IN_ORDER, self.id, self.id, self.lane)
 
 
 class LaneRow(NamedTuple):
@@ -173,7 +204,7 @@ class ProgressRow(NamedTuple):
 
 
 class Body(NamedTuple):
-    """The row of `item`, and the item's checkpoint."""
+    """The row of `item`, and the item's checkpoint. `order_at`: `Order.pack` of an item with an `order_key`."""
 
     id: int
     lane: int
@@ -186,6 +217,8 @@ class Body(NamedTuple):
     payload: bytes
     metadata: bytes | None
     headers: bytes | None
+    order_key: bytes | None = None
+    order_at: bytes | None = None
     checkpoint: bytes | None = None
 
 
@@ -270,9 +303,9 @@ class EndedRow(NamedTuple):
 
 class Found(NamedTuple):
     """An item looked up by id: its body, and its row in one of `ready`, `timer` and `done` (`ended`), or in none if it
-    is unindexed. `since_ms`: when it could be delivered first, since its enqueue or its last redrive. `failure`,
-    `stored` (of an ended item, as in `Batch.results_new`) and `progress` are read only where a caller asks.
-    `last_failure`: of its attempts that failed, as far as the row has it."""
+    is unindexed or has an order key. `since_ms`: when it could be delivered first, since its enqueue or its last
+    redrive. `failure`, `stored` (of an ended item, as in `Batch.results_new`) and `progress` are read only where a
+    caller asks. `last_failure`: of its attempts that failed, as far as the row has it."""
 
     body: Body
     ready: ReadyRow | None
@@ -300,6 +333,8 @@ class DeadRow(NamedTuple):
     headers: bytes | None
     ready: ReadyRow | None
     timer: TimerRow | None
+    order_key: bytes | None = None
+    order_at: bytes | None = None
 
 
 class DeadPage(NamedTuple):
@@ -318,6 +353,7 @@ class DueRow(NamedTuple):
     expires_at_ms: int
     delivery: int
     since_ms: int
+    order_at: bytes | None = None
 
 
 class ExpiringRow(NamedTuple):
@@ -347,6 +383,14 @@ class HeldKey(NamedTuple):
     free_at_ms: int = 0
 
 
+class HomeGone(NamedTuple):
+    """The row of `order_home` of a key, which item `id` of this shard has now."""
+
+    id: int
+    digest: bytes
+    home: KeyHome
+
+
 @dataclass(slots=True)
 class KeyRows:
     """What a transaction changes about keys that items hold until they start or are done, and about slots that arrive.
@@ -358,7 +402,8 @@ class KeyRows:
 
     Of items of any shard: `freed` keys, and `taken` ones, as far as they are free or have expired by `taken_ms`. Slots
     of `cleared` arrive: the shard has old rows of them. `copied` are from the shard that had the slot before. `marks`
-    say up to when schedules have fired (`foqs.peers.scheduler`).
+    say up to when schedules have fired (`foqs.peers.scheduler`). `homes` come with `copied`. `homes_gone` are of order
+    keys whose items are in this shard now, `shards_gone` of shards that are no longer in the cluster.
     """
 
     bits: bytes = b""
@@ -374,6 +419,9 @@ class KeyRows:
     cleared: list[int] = field(default_factory=list)
     copied: list[DedupRow] = field(default_factory=list)
     marks: list[DedupRow] = field(default_factory=list)
+    homes: list[OrderHome] = field(default_factory=list)
+    homes_gone: list[HomeGone] = field(default_factory=list)
+    shards_gone: list[int] = field(default_factory=list)
 
     def only(self, ids: set[int]) -> KeyRows:
         """Return the part that touches items of `ids`, and all that belongs to no item of the shard."""
@@ -381,7 +429,8 @@ class KeyRows:
             name: [item_id for item_id in getattr(self, name) if item_id in ids]
             for name in ("ended", "dead", "redriven")
         }
-        return replace(self, held=[key for key in self.held if key.id in ids], **lists)
+        held = [key for key in self.held if key.id in ids]
+        return replace(self, held=held, homes_gone=[row for row in self.homes_gone if row.id in ids], **lists)
 
 
 class Holding(NamedTuple):
@@ -418,80 +467,6 @@ class Scan(NamedTuple, Generic[Row]):
     db_now_ms: int
 
 
-class RowPages(Generic[Row]):
-    """Rows that wait for the event loop, a page of them in one string: numbers and bytes, to be read once. `made` makes
-    a row of its columns.
-
-    A row as a tuple takes 100 to 200 bytes, and a shard of 100,000 lanes has 200,000 rows. As objects, they would leave
-    the process with memory in pieces between the objects that are made of them."""
-
-    def __init__(self, made: Callable[..., Row]) -> None:
-        self._made = made
-        self._pages: deque[bytes] = deque()
-
-    def add(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Add a page of rows."""
-        self._pages.append(marshal.dumps([tuple(row) for row in rows]))
-
-    def __iter__(self) -> Iterator[Row]:
-        while self._pages:
-            yield from starmap(self._made, marshal.loads(self._pages.popleft()))  # bytes of `add`
-
-
-class Backlog(NamedTuple):
-    """Ready items of one lane whose deliver_after_ms >> BACKLOG_SHIFT is `bucket`."""
-
-    lane: int
-    bucket: int
-    items: int
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The state of a shard, as a new owner reads it. `lanes`, by number, and `backlog` are read once. `timers` counts
-    by lane the rows of `timer`, and how many of these are leases.
-
-    `db_now_ms` is the database's clock, as of `read_ns` of the machine's monotonic one.
-    `behind`: the mark of the shard that was saved, if its database is an older copy; `leases_ended` are its leases.
-    `identity` is the shard's, in hex, and `seq` the number of transactions that its owners have committed. `server`
-    tells one database server, or file, from another; empty: not known.
-    `replaced`: the previous owner did not close the shard in order. It may still run, and lease items from memory until
-    it notices.
-    `dead`: the lanes with rows in `failure`. `ended` counts by lane the rows of `done`: COMPLETED and FAILED ones.
-    `settings`: the settings of all namespaces that the shard keeps, as stored. `noted`: the items with rows in
-    `progress`, and the bytes of their checkpoints. `holding`: some items have rows in `held_key`. `restored_ms`: when
-    an owner found last that the database is an older copy, by the database's clock; 0: never. `tail`: the unindexed
-    items, by id, of a full database: their rows found no room.
-    """
-
-    epoch: int
-    next_number: int
-    due_from_ms: int
-    expiry_from_ms: int
-    lanes: Iterable[LaneRow]
-    backlog: Iterable[Backlog]
-    timers: dict[int, tuple[int, int]]
-    db_now_ms: int
-    warnings: list[str]
-    replaced: bool
-    dedup_from_ms: int = 0
-    slots: Holding = field(default_factory=Holding)
-    read_ns: int = 0
-    behind: Mark | None = None
-    dead: list[int] = field(default_factory=list)
-    settings: list[SettingRow] = field(default_factory=list)
-    identity: str = ""
-    seq: int = 0
-    server: bytes = b""
-    leases_ended: int = 0
-    ended: dict[int, tuple[int, int]] = field(default_factory=dict)
-    ended_from_ms: int = 0
-    noted: dict[int, int] = field(default_factory=dict)
-    holding: bool = False
-    restored_ms: int = 0
-    tail: Sequence[ReadyRow] = ()
-
-
 _NO_ROWS: Any = ()
 """A column of a `Batch` without rows."""
 
@@ -510,6 +485,8 @@ class Batch:
     dedup_gone: tuple[int, int] | None = None  # all that expire in this range, both ends included
     dedup_new: list[DedupRow] = _NO_ROWS  # RowRejected if a row with one of the digests is there
     dedup_again: list[DedupRow] = _NO_ROWS  # the same, in place of rows that expired
+    order_gone: list[OrderRow] = _NO_ROWS
+    ordered: bool = False  # it has rows of items with order keys
     inserts: list[NewItem] = field(default_factory=list)
     ready_gone: list[tuple[int, int, int, int]] = _NO_ROWS  # lane, priority, deliver_after, id
     timer_gone: list[int] = _NO_ROWS
@@ -519,6 +496,8 @@ class Batch:
     bodies_new: list[NewItem] = _NO_ROWS  # of items that are there: payload, metadata, headers, priority and time
     placed: list[tuple[int, int, int, bool]] = _NO_ROWS  # id, priority, deliver_after_ms; is this its first time?
     moved: list[tuple[int, int, int, int]] = _NO_ROWS  # id, lane, deliver_after_ms, expires_at_ms
+    order_new: list[OrderRow] = _NO_ROWS  # of items that are there; `inserts` say their own
+    order_at_new: list[tuple[int, bytes]] = _NO_ROWS  # id, `Order.pack`
     ready_new: list[ReadyRow] = _NO_ROWS
     timer_new: list[TimerRow] = _NO_ROWS
     expiry_gone: list[int] = _NO_ROWS
@@ -582,6 +561,9 @@ _ID_OF: dict[str, Callable[[Any], int]] = {
     "bodies_new": _row_id,
     "placed": _first,
     "moved": _first,
+    "order_gone": _row_id,
+    "order_new": _row_id,
+    "order_at_new": _first,
     "expiry_new": itemgetter(1),
     "failure_new": _row_id,
     "ended_new": _row_id,

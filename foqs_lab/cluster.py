@@ -29,8 +29,8 @@ from foqs_lab.servers.process import Restartable, ServerProcess, free_port, wait
 _START_MS = 60_000
 _STOP_MS = 90_000  # a host takes twice its grace at most, and some seconds to close
 _LISTENING = "foqs listening on "
-_TIMES = {"item": "enqueued_at", "ready": "deliver_after", "timer": "due", "expiry": "at_ms"}
-"""The tables that hold items, and a time in each."""
+_TIMES = {"item": "enqueued_at", "ready": "deliver_after", "timer": "due", "expiry": "at_ms", "ordered": "place"}
+"""The tables that hold items, and a time in each, or a place."""
 _FAULTS = re.compile(
     r"store\.mismatch|shard\.crashed|(handler|loop|thread|process|facts)\.failed|Traceback|Exception in"
 )

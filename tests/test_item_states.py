@@ -137,13 +137,14 @@ def test_a_wrong_step_says_which() -> None:
 
 
 PARTS = {"phase", "place", "change", "in_flight"}
-OTHERS = {"self", "chunk", "part", "queue.keys", "queue"}  # of the same names; `Item` itself is a `self`
+OTHERS = {"self", "chunk", "part", "queue.keys", "queue", "key"}  # of the same names; `Item` itself is a `self`
 INLINE = {
     ("foqs/engine/engine.py", "change"),
     ("foqs/engine/batch_build.py", "change"),
     ("foqs/engine/batch_build.py", "in_flight"),
     ("foqs/engine/batch_apply.py", "in_flight"),
     ("foqs/engine/batch_apply.py", "phase"),
+    ("foqs/engine/batch_apply.py", "place"),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from foqs.order import OrderRow, Standing
 from foqs.rows import (
     Batch,
     DedupRow,
@@ -43,6 +44,9 @@ def rows_of(item_id: int) -> dict[str, Any]:
         "bodies_new": new,
         "placed": (item_id, 0, 0, False),
         "moved": (item_id, 2, 0, 0),
+        "order_gone": OrderRow(b"d", Standing.IN_ORDER, item_id, item_id, 1),
+        "order_new": OrderRow(b"d", Standing.IN_ORDER, item_id, item_id, 1),
+        "order_at_new": (item_id, b""),
         "ready_new": ReadyRow(1, 0, 0, item_id, 0, 0, 0),
         "timer_new": TimerRow(0, item_id, 1, 0, 0, 0, 0),
         "expiry_gone": item_id,

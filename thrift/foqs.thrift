@@ -49,6 +49,8 @@ enum ItemState {
   COMPLETED = 4,
   /** It failed for good, and its topic keeps it (keep.failed_ms). GetResult: or it is in a dead-letter topic. */
   FAILED = 5,
+  /** It waits for an earlier item of its order key. */
+  BEHIND = 6,
 }
 
 enum ErrorCode {
@@ -105,8 +107,8 @@ enum FailureCause {
 
 /**
  * Why an item is not delivered now. ExplainItem lists reasons in the order in which they must end: GONE, EXHAUSTED,
- * SHARD_NOT_SERVED, CLOCK_IN_DOUBT, OWNER_IN_GRACE, BREAKER_OPEN, DELAYED, LEASED, PAUSED, THROTTLED, CONCURRENCY,
- * BEHIND_IN_LANE, BEHIND_IN_TURN, PER_WORKER, NO_CONSUMER, NOT_LOADED. The numbers say nothing about the order.
+ * SHARD_NOT_SERVED, CLOCK_IN_DOUBT, OWNER_IN_GRACE, BREAKER_OPEN, DELAYED, LEASED, BEHIND_IN_ORDER, PAUSED, THROTTLED,
+ * CONCURRENCY, BEHIND_IN_LANE, BEHIND_IN_TURN, PER_WORKER, NO_CONSUMER, NOT_LOADED. The numbers say nothing about the order.
  */
 enum Reason {
   UNSPECIFIED = 0,
@@ -158,6 +160,22 @@ enum Reason {
   PER_WORKER = 15,
   /** Clocks have jumped. The shard's host delivers nothing until it knows the right clock. */
   CLOCK_IN_DOUBT = 16,
+  /**
+   * An earlier item of its order key `key` has not ended. item_ids: the item that it waits for now. count: all items of the
+   * key that come first, if the host knows them. until_ms: the retry of that item, or the end of its lease. A topic: `count`
+   * items wait for earlier ones, and none is ready.
+   */
+  BEHIND_IN_ORDER = 17,
+}
+
+/** Between hosts: the shard that has the items of an order_key, which is not the shard of its hash slot. */
+struct KeyHome {
+  /** 0: the shard of the hash slot. */
+  1: i32 shard,
+  /** The stamp of the slot record that moved the slot away from the shard. */
+  2: i64 stamp,
+  /** The shard has no item of the key, and takes none. */
+  3: optional bool empty,
 }
 
 /** Why one item of a request failed. Messages never hold SQL, tracebacks or secrets. */
@@ -169,6 +187,8 @@ struct ItemError {
    * shard; ask another host.
    */
   3: optional i64 retry_after_ms,
+  /** Between hosts: of an enqueue with an order_key. */
+  4: optional KeyHome home,
 }
 
 /** The request as a whole was refused. */
@@ -332,6 +352,13 @@ struct ItemSpec {
    * the server's clock. At most 366 days ahead. A time in the past is a TTL of 1 ms.
    */
   18: optional i64 expires_at_ms,
+  /**
+   * Of the items of a topic with one order key, the next is delivered only after the item before it has ended: it was acked or
+   * removed, or is a dead letter. They are in the order in which they were stored; items of one request keep their order. A
+   * delayed item enters the order when it becomes due. 1 to 255 bytes, no control characters. Not with a dedup_key: an enqueue
+   * is not repeated after OUTCOME_UNKNOWN, as without a key. UNAVAILABLE while the shard of the key is down. Default: none.
+   */
+  19: optional string order_key,
 }
 
 struct EnqueueRequest {
@@ -339,6 +366,8 @@ struct EnqueueRequest {
   /** 1 to 10,000 items. If any item has headers: at most 400,000 fields and header texts in the request. */
   2: list<ItemSpec> items,
   15: optional RequestContext context,
+  /** Between hosts: one for each item. */
+  16: optional list<KeyHome> homes,
 }
 
 /** Exactly one of id and error is set. */
@@ -535,6 +564,8 @@ struct Item {
    * is newer.
    */
   27: optional LastFailure last_failure,
+  /** As enqueued; unset without a key. A dead letter has it too: a redrive restores its place in the order. */
+  28: optional string order_key,
 }
 
 struct DequeueResponse {
@@ -900,6 +931,8 @@ struct GetTopicStatsResponse {
   /** As in ActiveTopic. Default: not counted. */
   25: optional i64 ready_paused,
   26: optional i64 ready_throttled,
+  /** Items that wait for an earlier item of their order keys. They do not count in the other numbers. Default: not counted. */
+  27: optional i64 behind,
 }
 
 /** Either an id, or a namespace and a dedup_key that was enqueued with. */
@@ -959,6 +992,8 @@ struct ItemFilter {
    * upper and lower case differ.
    */
   6: optional string failure_contains,
+  /** The item has this order key. */
+  7: optional string order_key,
 }
 
 struct ListItemsRequest {
@@ -988,7 +1023,7 @@ struct ListItemsRequest {
 }
 
 struct ListItemsResponse {
-  /** By shard; READY items in lane order, then DELAYED and LEASED items by due time. Not a snapshot. */
+  /** By shard; READY items in lane order, then DELAYED and LEASED items by due time, then BEHIND ones. Not a snapshot. */
   1: list<Item> items,
   /** Set if the list may continue. With a filter, also if this page has no items. */
   2: optional string cursor,
@@ -1066,7 +1101,7 @@ struct ExplainReason {
   /** See Reason. */
   4: optional string key,
   5: optional i64 count,
-  /** Items whose leases hold slots of the key, as far as the host knows; at most 10. */
+  /** CONCURRENCY: items whose leases hold slots of the key, as far as the host knows; at most 10. BEHIND_IN_ORDER: see there. */
   6: optional list<i64> item_ids,
   /**
    * The worker (DequeueRequest.worker) that holds the lease, as far as the owner knows. PAUSED: as in SettingsStamp. A
@@ -1574,6 +1609,8 @@ struct GetServerInfoResponse {
    * caller has no right. Unset where authentication is off: every caller may do everything.
    */
   7: optional map<string, list<string>> rights,
+  /** Order keys with items that are in their order, by shard that this host serves. Set with count_items. */
+  8: optional map<i32, i64> shard_order_keys,
 }
 
 /** The host that serves a shard. */
@@ -1641,6 +1678,16 @@ struct RememberedKey {
   4: i64 expires_at_ms,
 }
 
+/** Between hosts: an order_key of a slot, and the shard that has its items. */
+struct OrderHome {
+  /** 16 bytes. */
+  1: binary digest,
+  /** 0: the shard that gives the slot away. */
+  2: i32 shard,
+  /** As in KeyHome. */
+  3: i64 stamp,
+}
+
 /** Between hosts: moves a slot of dedup_keys from this shard to another shard. The host replies when the shard no longer
     accepts keys of the slot. UNAVAILABLE if the host does not serve the shard, or has applied a later slot record. */
 struct GiveSlotRequest {
@@ -1657,8 +1704,12 @@ struct GiveSlotRequest {
 }
 
 struct GiveSlotResponse {
-  /** Ordered by digest. After a list of `limit` keys there may be further keys. */
+  /** Ordered by digest. */
   1: list<RememberedKey> keys,
+  /** The order_keys with items, in the range of `keys`. */
+  2: optional list<OrderHome> homes,
+  /** 16 bytes: the lowest digest that may follow. Not set: none follows. */
+  3: optional binary rest,
 }
 
 /** Removes the item that has a dedup_key, and frees the key. NOT_FOUND: no item has it. */

@@ -11,6 +11,7 @@ from uuid import uuid4
 from foqs.api import validation
 from foqs.api.auth import Audit, caller_of
 from foqs.api.host import Host
+from foqs.api.intake import Intake
 from foqs.api.item_life import ItemLife, read_by_script, set_fields, sift
 from foqs.bounds import LIMITS
 from foqs.checks import I32_MAX
@@ -220,7 +221,7 @@ class HookMethods:
         if request.sample is None:
             raise Invalid("sample is missing")
         limits = self._host.limits
-        taken = validation.Intake(ns, [request.sample], limits, self._host.now_ms())
+        taken = Intake(ns, [request.sample], limits, self._host.now_ms())
         for error in taken.errors.values():
             raise Invalid(f"sample: {error.message}")
         item = read_by_script(request.sample)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from foqs.api import responses, validation
 from foqs.api.host import Host
+from foqs.api.intake import Intake
 from foqs.api.unique import Unique
-from foqs.api.validation import Intake
 from foqs.bounds import Bounded, Limits, Quota
 from foqs.engine import item_ops
 from foqs.engine.calls import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall

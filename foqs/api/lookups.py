@@ -267,7 +267,10 @@ class Lookups:
         items = self._count(now_ms) if call.request.count_items else None
         limits = {**self._host.limits.as_map(), **FIXED}
         principal, rights = self._host.rights_of(call.request.context) or (None, None)
-        call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, now_ms, principal, rights))
+        keys = None
+        if items is not None:
+            keys = {shard.number: len(shard.memory.orders.keys) for shard in self._host.engine.state.serving}
+        call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, now_ms, principal, rights, keys))
 
     def _count(self, now_ms: int) -> Mapping[int, int]:
         if self._counted_ms is None or not 0 <= now_ms - self._counted_ms < _KEPT_MS:
@@ -477,5 +480,6 @@ def _search(request: Any, limits: Limits, now_ms: int, timeout_ms: int) -> Searc
         validation.moment(given.enqueued_after_ms, "enqueued_after_ms", now_ms),
         given.headers or {},
         None if contains is None else part_of_reason(contains, "failure_contains"),
+        None if given.order_key is None else validation.new_name(given.order_key, "order_key", NAME_BYTES),
     )  # fmt: skip
     return Search(wanted, most_rows, now_ms + min(SEARCH_MS, timeout_ms // 2))

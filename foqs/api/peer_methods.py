@@ -9,7 +9,7 @@ from foqs.api import responses, validation
 from foqs.api.host import Host
 from foqs.api.validation import fairness_key
 from foqs.bounds import LIMITS, THROTTLE, Bounded
-from foqs.buffers.pending_dedup import Give
+from foqs.buffers.pending_dedup import Give, GivenPage
 from foqs.engine.ready_lanes import most_urgent
 from foqs.errors import FoqsError, Invalid, NotServed, Unavailable
 from foqs.fairness.balance import MOST_TENANTS
@@ -25,7 +25,6 @@ from foqs.peers.lending import Lending
 from foqs.peers.slot_units import MOST_COUNTED, ShardCount
 from foqs.peers.tenant_shares import MOST_ASKED, TenantShares
 from foqs.policies.entries import throttle_key_error
-from foqs.rows import DedupRow
 from foqs.rpc.call import Call
 from foqs.travel import bare
 
@@ -66,11 +65,13 @@ class PeerMethods:
             raise Invalid(f"low has not {DIGEST_BYTES} bytes")
         limit = validation.within(request.limit, "limit", 1, self._host.limits.request_items, 1)
 
-        def done(found: list[DedupRow] | FoqsError) -> None:
+        def done(found: GivenPage | FoqsError) -> None:
             if isinstance(found, FoqsError):
                 call.fail(found)
             else:
-                call.reply(idl.GiveSlotResponse([idl.RememberedKey(*row) for row in found]))
+                keys = [idl.RememberedKey(*row) for row in found.rows]
+                homes = [idl.OrderHome(*home) for home in found.homes]
+                call.reply(idl.GiveSlotResponse(keys, homes, found.rest))
 
         give = Give(slot, request.stamp, low, limit, done)
         hash_slots.give(self._host.engine, self._host.forwarder.routing().slots, request.shard, give)

@@ -16,7 +16,8 @@ from typing import Any
 from foqs.counters import Counters
 from foqs.engine.item_ops import Failing, Op
 from foqs.engine.listing import last_failure_struct
-from foqs.errors import FoqsError, wire_code
+from foqs.engine.ordered import is_behind
+from foqs.errors import FoqsError, KeyElsewhere, wire_code
 from foqs.fairness.keys import (
     LaneKey,
     TopicKey,
@@ -28,7 +29,7 @@ from foqs.fairness.keys import (
     unpack_throttles,
 )
 from foqs.fairness.ledger import Ledgers, Overtaken
-from foqs.idl import idl
+from foqs.idl import idl, is_forwarded
 from foqs.item import Item, Phase, Place
 from foqs.peers.tenant_shares import Elsewhere
 from foqs.policies.failures import is_newer
@@ -56,7 +57,7 @@ _read_json = json.JSONDecoder().raw_decode
 _LEASE, _ATTEMPT, _NS, _TOPIC = field_head(I64, 2), field_head(I32, 3), field_head(STRING, 4), field_head(STRING, 5)
 _PRIORITY, _PAYLOAD, _DELIVERY = field_head(I32, 6), field_head(STRING, 7), field_head(I32, 10)
 _FAIRNESS, _THROTTLES = field_head(STRING, 17), field_head(LIST, 18) + bytes((STRING,))
-_CHECKPOINT, _RULES = field_head(STRING, 23), field_head(STRUCT, 26)
+_CHECKPOINT, _RULES, _ORDER_KEY = field_head(STRING, 23), field_head(STRUCT, 26), field_head(STRING, 28)
 _DELIVER_AFTER, _ENQUEUED_AT, _EXPIRES_AT = field_head(I64, 11), field_head(I64, 12), field_head(I64, 13)
 _METADATA, _HEADERS, _TTL_END = field_head(STRING, 8), field_head(MAP, 9) + bytes((STRING, STRING)), field_head(I64, 14)
 
@@ -142,6 +143,8 @@ def dequeue_response(items: Sequence[Item]) -> bytes:
         payload, last = body.payload, end
         if body.checkpoint is not None:
             last = _lane_fields(lane.key, _CHECKPOINT + _count(len(body.checkpoint)) + body.checkpoint)
+        if body.order_key is not None:
+            last = b"".join((last[: -len(_STOP)], _ORDER_KEY, _count(len(body.order_key)), body.order_key, _STOP))
         parts += (
             _head(_ID_FIELD, item.id, _LEASE, item.lease, _ATTEMPT, item.attempt),
             names,
@@ -208,7 +211,10 @@ def limits_bytes(keys: Sequence[tuple[TopicKey, int]]) -> int:
 def refusal(call: Call, error: FoqsError, counters: Counters) -> Any:
     """Return `error` as the answer to an item, or to a part of a request."""
     counters.refused[error.code] += 1
-    return idl.ItemError(wire_code(error, call.request), error.message, error.retry_after_ms)
+    made = idl.ItemError(wire_code(error, call.request), error.message, error.retry_after_ms)
+    if isinstance(error, KeyElsewhere) and is_forwarded(call.request):
+        made.home = idl.KeyHome(*error.home)
+    return made
 
 
 def enqueue_outcomes(call: Call, outcomes: list[int | FoqsError], counters: Counters) -> list[Any]:
@@ -321,7 +327,9 @@ def state_of(item: Item) -> Any:
     """Return the ItemState of an item that has not ended."""
     if item.phase is Phase.LEASED:
         return idl.ItemState.LEASED
-    return idl.ItemState.DELAYED if item.place is Place.TIMER else idl.ItemState.READY
+    if item.place is Place.TIMER:
+        return idl.ItemState.DELAYED
+    return idl.ItemState.BEHIND if is_behind(item) else idl.ItemState.READY
 
 
 _KINDS = {"constant": 1, "linear": 2, "exponential": 3}
@@ -377,4 +385,6 @@ def _with_body(lane: LaneKey, body: Body | NewItem) -> Any:
         made.headers = json.loads(body.headers)
     if body.expires_at_ms:
         made.expires_at_ms = body.expires_at_ms
+    if body.order_key is not None:
+        made.order_key = body.order_key.decode()
     return made

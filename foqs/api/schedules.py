@@ -25,7 +25,7 @@ from foqs.travel import bare
 _ENQUEUE_MS = 5_000
 _MOST_LISTED = 1_000
 _LISTED = 100
-_LIVING = (idl.ItemState.READY, idl.ItemState.LEASED, idl.ItemState.DELAYED)
+_LIVING = (idl.ItemState.READY, idl.ItemState.LEASED, idl.ItemState.DELAYED, idl.ItemState.BEHIND)
 
 
 class _Asked(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 from foqs.api import responses, validation
 from foqs.api.host import Host
-from foqs.api.validation import Intake
+from foqs.api.intake import Intake
 from foqs.engine import item_ops
 from foqs.engine.calls import ItemsCall
 from foqs.errors import Conflict, FoqsError, Invalid, NotFound, NotServed
@@ -118,7 +118,7 @@ class Unique:
         if taken.errors:  # one that was raised would refer to `taken`, and that to the error
             call.fail(next(iter(taken.errors.values())))
             return
-        if len(taken.keyed) != len(entries):
+        if any(one.item.dedup_key is None for one in entries):
             raise Invalid("an item has no dedup_key")
 
         def reply(outcomes: list[FoqsError | None]) -> None:

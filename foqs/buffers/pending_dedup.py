@@ -14,6 +14,7 @@ from foqs.buffers.checkpoint import Checkpoint
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey, lane_key, topic_key, until_of
 from foqs.ids import FOREVER_MS, Dedup, Until, content_of, hash_slot_of
+from foqs.order import KeyHome, OrderHome
 from foqs.rows import DedupRow, HeldKey, Holding, NewItem
 from foqs.second_answer import Duplicate
 from foqs.shardmgr.routing import has
@@ -30,7 +31,9 @@ class TakesOutcomes(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Keyed:
-    """An item with a key. `at` is its index in the request; `weight` is its lane's new weight, or 0.
+    """An item with a key; of an order key, `dedup` has the digest alone. `at` is its index in the request; `weight` is
+    its lane's new weight, or 0.
+    `home`: what another shard said of the items of the order key (`foqs.engine.order_homes`).
     `replaces`: the item that has the key gets the body of this one. `waits`: requests with the same key that arrived
     while the item was pending, with their item."""
 
@@ -42,6 +45,7 @@ class Keyed:
     weight: int = 0
     replaces: bool = False
     waits: list[tuple[TakesOutcomes, Keyed]] | None = None
+    home: KeyHome | None = None
 
     def outcome(self, item_id: int, content: int, *, held: bool) -> int | FoqsError:
         """Return the outcome of an enqueue whose key an item has, by the content of its key. `held`: that item frees
@@ -54,32 +58,51 @@ class Keyed:
         return Duplicate(item_id) if content == own else Invalid(OTHER_CONTENT)
 
 
+class GivenPage(NamedTuple):
+    """Keys of a slot that moves, by digest: rows of `dedup`, and the shards of order keys that have items (0: the shard
+    that gives the slot away). Further ones begin with the digest `rest`, None: there are none."""
+
+    rows: list[DedupRow]
+    homes: list[OrderHome]
+    rest: bytes | None = None
+
+
 class Give(NamedTuple):
     """A slot that moves to another shard, by the record of that `stamp`.
 
-    `done` gets the first `limit` of its rows, from the digest `low` on, when this shard no longer has the slot."""
+    `done` gets its keys from the digest `low` on, `limit` of each kind at most, when this shard no longer has the
+    slot."""
 
     slot: int
     stamp: int
     low: bytes
     limit: int
-    done: Callable[[list[DedupRow] | FoqsError], None]
+    done: Callable[[GivenPage | FoqsError], None]
 
 
 class Copy(NamedTuple):
-    """Rows from the shard that had the slot before. `first`: no rows of the slot were copied before them. `done` is
+    """Keys from the shard that had the slot before. `first`: no keys of the slot were copied before them. `done` is
     called when they are stored."""
 
     slot: int
     rows: list[DedupRow]
     first: bool
     done: Callable[[FoqsError | None], None]
+    homes: Sequence[OrderHome] = ()
 
 
 class Freed(NamedTuple):
     """Keys that their items do not hold. `done` is called when the keys are free."""
 
     keys: list[HeldKey]
+    done: Callable[[FoqsError | None], None]
+
+
+class ShardGone(NamedTuple):
+    """A shard that is no longer in the cluster has no items of order keys. `done` is called when the rows of
+    `order_home` that name it are gone."""
+
+    number: int
     done: Callable[[FoqsError | None], None]
 
 
@@ -106,7 +129,7 @@ class DedupKeys:
         self.wanted: Holding | None = None
         self.in_flight: Holding | None = None
         self.gives: list[Give] = []
-        self.copies: list[Copy | Freed] = []
+        self.copies: list[Copy | Freed | ShardGone] = []
         self.redrives: list[KeyTake] = []
         self.marks: dict[bytes, DedupRow] = {}
         self.pending: dict[bytes, Keyed] = {}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from foqs.buffers.checkpoint import Checkpoint, Range
 from foqs.errors import FoqsError
 from foqs.item_filter import ItemFacts, ItemFilter
+from foqs.order import InOrder, OrderHome
 from foqs.policies.failures import FailureFilter, is_newer, unpack_failure
 from foqs.rows import (
     Body,
@@ -78,6 +79,33 @@ class StoreReads(Protocol):
         self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
     ) -> DeadPage:
         """Return up to `limit` dead letters that `wanted` matches, of the next `rows` rows of `lane` behind `after`."""
+
+    def orders_behind(self, digest: bytes, limit: int) -> list[InOrder]:
+        """Return the first `limit` items that are IN_ORDER, of keys behind `digest`, by (digest, place)."""
+
+    def orders_of(self, keys: list[tuple[bytes, int]], limit: int) -> list[InOrder]:
+        """Return of each of `keys` (digest, place; at most 100) the first `limit` items that are IN_ORDER behind the
+        place, by (digest, place)."""
+
+    def list_behind(self, lanes: list[int], after: tuple[bytes, int] | None, limit: int) -> list[InOrder]:
+        """Return the first `limit` items of `lanes` (at most 1,000) behind `after` (digest, place) with standing
+        IN_ORDER and without a row in `timer`, by (digest, place). For operators: may scan."""
+
+    def orders_in(self, digests: list[bytes]) -> set[bytes]:
+        """Return those `digests` that have a row in `ordered`: some item has the key that is no dead letter."""
+
+    def orders_between(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
+        """Return the first `limit` digests in `ordered` that are one of these or between them, in order."""
+
+    def order_homes(self, low: bytes, high: bytes, limit: int) -> list[OrderHome]:
+        """Return the first `limit` rows of `order_home` whose digest is one of these or between them, by digest."""
+
+    def dead_orders(self, after_id: int, limit: int) -> list[tuple[int, bytes | None]]:
+        """Return the next `limit` dead letters behind `after_id`, by id: the id, and `Order.pack`; None without an
+        order key."""
+
+    def confirm(self) -> object:
+        """Read that the owner that asks has the shard. Raises Fenced."""
 
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         """Return the rows of those `digests` that exist, expired ones too, in any order."""
@@ -157,7 +185,7 @@ def bodies_of(store: StoreReads, ids: list[int], *, noted: bool) -> list[Body]:
     return [body._replace(checkpoint=checkpoints.get(body.id)) for body in bodies]
 
 
-Rows = list[ReadyRow] | list[TimerRow] | list[EndedRow]
+Rows = list[ReadyRow] | list[TimerRow] | list[EndedRow] | list[InOrder]
 
 
 class ListedRows(NamedTuple):
@@ -171,14 +199,30 @@ class ListedRows(NamedTuple):
     stored: dict[int, bytes]
     progress: dict[int, ProgressRow]
     last_failures: dict[int, LastFailure]
-    last: ReadyRow | TimerRow | EndedRow | None = None
+    last: ReadyRow | TimerRow | EndedRow | InOrder | None = None
     looked_at: int = 0
 
 
 NOTHING_LISTED = ListedRows([], {}, {}, {}, {}, {})
+_DIGEST_PARTS = ((0, 6), (6, 12), (12, 16))
 _FAILURES_BYTES = 16 << 20
 """A search for reasons looks at items of about these bytes at a time: SQLite reads a payload before the column."""
 _ENDED = {"completed": EndedState.COMPLETED, "failed": EndedState.FAILED}
+
+
+def position_in_order(row: InOrder) -> tuple[int, ...]:
+    """Return where an item is in a list of items that wait in their orders: its digest in parts, and its place."""
+    return (*(int.from_bytes(row.digest[low:high]) for low, high in _DIGEST_PARTS), row.place)
+
+
+def spot_in_order(position: tuple[int, ...]) -> tuple[bytes, int]:
+    """Return the digest and the place of a `position_in_order`. Raises ValueError for other numbers."""
+    *parts, place = position
+    try:
+        digest = [part.to_bytes(high - low) for part, (low, high) in zip(parts, _DIGEST_PARTS, strict=True)]
+    except OverflowError:
+        raise ValueError("no digest has these parts") from None
+    return b"".join(digest), place
 
 
 @dataclass(slots=True)
@@ -188,7 +232,7 @@ class ListRead(Read):
     Ready rows come lane by lane in their order; `after` is in the first lane. Other rows come in the order of time."""
 
     lanes: list[int]
-    state: str  # "ready", "delayed", "leased", "completed" or "failed"
+    state: str  # "ready", "delayed", "leased", "completed", "failed" or "behind"
     after: tuple[int, ...] | None
     limit: int
     body_bytes: int
@@ -212,6 +256,8 @@ class ListRead(Read):
             if others and len(rows) < limit:
                 rows += store.page_of_lanes(others, limit - len(rows), priorities)
             return rows
+        if self.state == "behind":
+            return store.list_behind(self.lanes, spot_in_order(self.after) if self.after else None, limit)
         behind = (self.after[0], self.after[1]) if self.after else None
         if self.state in _ENDED:
             return store.list_ended(self.lanes, _ENDED[self.state], behind, limit)
@@ -250,6 +296,13 @@ class SearchRead(ListRead):
     wanted: ItemFilter = field(kw_only=True)
     most_rows: int = field(kw_only=True)
     facts_bytes: int = field(kw_only=True)
+    digest: bytes | None = field(default=None, kw_only=True)  # of the order key that `wanted` names
+
+    def _rows(self, store: StoreReads, limit: int, priorities: tuple[int, int] | None = None) -> Rows:
+        if self.state != "behind" or self.digest is None:
+            return ListRead._rows(self, store, limit, priorities)
+        place = self.after[-1] if self.after else -1
+        return [row for row in store.orders_of([(self.digest, place)], limit) if not row.timer]
 
     def run(self, store: StoreReads) -> int:
         rows = self._rows(store, self.most_rows, self.wanted.priorities)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from foqs.buffers.pending_dedup import Copy, Freed
+from foqs.buffers.pending_dedup import Copy, Freed, ShardGone
 from foqs.buffers.reads import Read
 from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey
 from foqs.ids import Dedup
 from foqs.item import Change, Item, Place, To, body_bytes
+from foqs.order import KeyHome
 from foqs.prefetch.lane import Lane
 from foqs.rows import (
     Batch,
@@ -59,7 +60,9 @@ class Chunk:
     """Part of one request, small enough for one transaction. `keys[i]` is the lane of `items[i]`.
 
     A chunk with `dedup`, its items' deduplication keys, may be stored only by the shard that has their slots.
-    `weights`: by lane, the weight that its items bring; None if no item has one. `ruled`: some items have rules."""
+    `weights`: by lane, the weight that its items bring; None if no item has one. `ruled`: some items have rules.
+    `ordered`: its items have order keys. Only the shard that has the slots of these keys may store them,
+    or that has items of these keys. `homes`: the shards that had the items of some of its keys, by digest."""
 
     request: TakesIds
     indices: Sequence[int]
@@ -69,8 +72,15 @@ class Chunk:
     dedup: list[Dedup] | None = None
     weights: Mapping[LaneKey, int] | None = None
     ruled: bool = False
+    ordered: bool = False
+    homes: Mapping[bytes, KeyHome] | None = None
     in_flight: bool = False  # part of a transaction whose outcome is not known yet
     delays: bool = False  # some of its items are delayed; known when it is in flight
+
+    @property
+    def bound(self) -> bool:
+        """Return True if only one shard may store it: its keys are there."""
+        return self.dedup is not None or self.ordered
 
     def by_lane(self) -> Mapping[LaneKey, list[NewItem]]:
         """Return the items of each lane, in their order."""
@@ -88,6 +98,7 @@ class Chunk:
         items, keys = [self.items[i] for i in at], [self.keys[i] for i in at]
         part = Chunk(self.request, [self.indices[i] for i in at], items, keys, self.size_bytes, dedup, self.weights)
         part.in_flight, part.delays, part.ruled = self.in_flight, self.delays, self.ruled
+        part.ordered, part.homes = self.ordered, self.homes
         return part
 
     def keep(self, at: Sequence[int]) -> None:
@@ -252,7 +263,7 @@ class ShardBatch:
     removals: list[EndedRow] = _NONE  # kept items whose time has ended
     removals_only: bool = False  # the database is full
     reads: Sequence[Read] = ()
-    copies: Sequence[Copy | Freed] = ()
+    copies: Sequence[Copy | Freed | ShardGone] = ()
     confirm: bool = False
     rows: int = 0
     taken_rows: int = 0  # items of all chunks that were taken out of the queue for it

@@ -157,7 +157,7 @@ def _answer(before: Any, after: Any, seconds: float) -> HostAnswer:
     rows_before, rows = before.shard_rows or {}, after.shard_rows or {}
     # A count that fell was reset: the shard was opened in between.
     rates = {n: round((rows[n] - rows_before[n]) / seconds, 1) for n in rows if rows_before.get(n, 1 << 63) <= rows[n]}
-    return HostAnswer(after.version, rates, after.shard_items or {})
+    return HostAnswer(after.version, rates, after.shard_items or {}, after.shard_order_keys or {})
 
 
 async def _ask_each(caller: PeerCaller, addresses: Mapping[str, str], context: Any) -> dict[str, Any]:
@@ -267,6 +267,7 @@ def shard_columns(records: Records) -> list[Column[ShardRow]]:
         Column("epoch", lambda shard: _shown(shard.epoch), "number"),
         Column("rows/s", lambda shard: _shown(shard.load, ".1f"), "number"),
         Column("items", lambda shard: _shown(shard.items), "number"),
+        Column("order keys", lambda shard: _shown(shard.order_keys), "number"),
         Column("database", lambda shard: _database(records, shard.id)),
     ]
 

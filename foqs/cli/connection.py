@@ -234,7 +234,7 @@ def unknown(client: Client, topic: str) -> str:
 def _exists(client: Client, topic: str) -> bool:
     found = client.topic_stats(topic, timeout_ms=_LOOK_MS)
     own = f"topic.{topic}" in found.policy_layers.values()
-    return own or bool(found.ready or found.delayed or found.leased or found.missing)
+    return own or bool(found.ready or found.delayed or found.leased or found.behind or found.missing)
 
 
 def _takes_dead_letters(client: Client, topic: str) -> bool:

@@ -109,6 +109,9 @@ class Conditions:
             help="Items that were enqueued at most this many milliseconds ago.",
         ),
     ] = None
+    order_key: Annotated[
+        str | None, typer.Option(rich_help_panel=_FILTER, help="Items that were enqueued with this order key.")
+    ] = None
     reason_contains: Annotated[
         str | None,
         typer.Option(
@@ -135,6 +138,7 @@ class Conditions:
             enqueued_before_ms=None if self.older_than_ms is None else max(1, now_ms - self.older_than_ms),
             enqueued_after_ms=None if self.newer_than_ms is None else max(0, now_ms - self.newer_than_ms),
             min_priority=self.min_priority, max_priority=self.max_priority, failure_contains=self.reason_contains,
+            order_key=self.order_key,
         )  # fmt: skip
 
     def _headers(self) -> dict[str, str] | None:
@@ -155,6 +159,7 @@ class State(Enum):
     LEASED = "leased"
     COMPLETED = "completed"
     FAILED = "failed"
+    BEHIND = "behind"
 
     @property
     def number(self) -> ItemState:
@@ -346,8 +351,8 @@ def of_tenant(tenant: str | None) -> str:
 
 
 def items_table(items: list[Item], now_ms: int) -> Table:
-    """Return a row for each item. Failures, fairness keys and throttle keys have a column each if an item has one.
-    `now_ms` is the server's time."""
+    """Return a row for each item. Failures, fairness keys, order keys and throttle keys have a column each if an item
+    has one. `now_ms` is the server's time."""
 
     def due(item: Item) -> str | None:
         due_ms = {"delayed": item.deliver_after_ms, "leased": item.lease_expires_at_ms}.get(state_of(item))
@@ -364,6 +369,7 @@ def items_table(items: list[Item], now_ms: int) -> Table:
     ]
     further: list[Column[Item]] = [
         Column("fairness key", lambda item: name(_keys_of(item).fairness_key) or None, "folded"),
+        Column("order key", lambda item: name(item.order_key) or None, "folded"),
         Column("throttle keys", lambda item: " ".join(map(name, _keys_of(item).throttle_keys)) or None, "folded"),
         Column("failure", _failure, "folded"),
     ]
@@ -560,7 +566,10 @@ def shown(found: Explanation) -> dict[str, Any]:
     """Return the explanation as it is written in JSON, without the values that are not known."""
     from foqs.client.item_copies import last_failure_json
 
-    reasons = [set_fields(asdict(one) | {"code": code_name(one)}) for one in found.reasons]
+    reasons = [
+        set_fields(asdict(one) | {"code": code_name(one), "item_ids": one.item_ids and list(map(str, one.item_ids))})
+        for one in found.reasons
+    ]
     last = None if found.last_failure is None else last_failure_json(found.last_failure)
     limits = [_limit_json(one) for one in found.limits]
     tenants = [asdict(one) | {"code": code_name(one)} for one in found.tenants]

@@ -88,6 +88,10 @@ def enqueue(
     fairness_key: Annotated[
         str | None, typer.Option(help="Items that name no fairness key are of this tenant.")
     ] = None,
+    order_key: Annotated[
+        str | None,
+        typer.Option(help="Items that name no order key have this one: they are delivered one after the other."),
+    ] = None,
     throttle_key: Annotated[
         list[str] | None,
         typer.Option(help="Items that name no throttle keys have this one. Repeat the option for several keys."),
@@ -125,13 +129,13 @@ def enqueue(
     """Enqueue one item, or items from stdin: JSON lines, raw payloads, or copies of other items.
 
     A JSON line holds `payload` (text) or `payload_base64`. It may hold topic, priority, delay_ms, deliver_after_ms,
-    lease_ms, ttl_ms, expires_at_ms, metadata or metadata_base64, headers, dedup_key, fairness_key, throttle_keys (a
-    list), weight, rules, delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE"), dedup_until ("WINDOW", "STARTED" or "DONE"), and
-    on_duplicate ("KEEP" or "REPLACE").
+    lease_ms, ttl_ms, expires_at_ms, metadata or metadata_base64, headers, dedup_key, fairness_key, order_key,
+    throttle_keys (a list), weight, rules, delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE"), dedup_until ("WINDOW",
+    "STARTED" or "DONE"), and on_duplicate ("KEEP" or "REPLACE").
 
-    With --copy the command reads the lines that `foqs dequeue` and `foqs items` write. A copy is a new item: it has the
-    payload, headers, metadata, priority, delivery, fairness key, throttle keys, rules, time and end of the TTL. A time
-    that has passed means now, and a copy whose TTL is over is removed at once.
+    With --copy the command reads the lines that `foqs dequeue` and `foqs items` write. A copy is a new item: it has
+    the payload, headers, metadata, priority, delivery, fairness key, order key, throttle keys, rules, time and end of
+    the TTL. A time that has passed means now, and a copy whose TTL is over is removed at once.
 
     For each item the command writes one JSON line: the id, or the error with the number of the line.
     """
@@ -143,10 +147,13 @@ def enqueue(
         fail("--raw lines are payloads, and --copy lines are items: give one of them", 2)
     if dedup_key is not None and text is None:
         fail("--dedup-key is for one item, and stdin may have several: give TEXT, or dedup_key in each line", 2)
+    if dedup_key is not None and order_key:
+        fail("--dedup-key and --order-key exclude each other: each of them decides the shard of the item", 2)
     options: ItemOptions = {
         "priority": priority,
         "delay_ms": delay_ms,
         "fairness_key": fairness_key,
+        "order_key": order_key,
         "throttle_keys": throttle_key,
         "weight": weight,
         "rules": None if rules is None else _rules(rules),

@@ -38,6 +38,7 @@ _JSON = {
     "throttles": ("list", '["api"]'),
     "paused_tenants": ("list", '["acme"]'),
     "enforce": ("list", '["max_attempts"]'),
+    "order": ("object", '{"on_failure": "skip"}'),
     "hooks": ("object, or null", '{"on_enqueue": "route"}'),
 }
 """Fields whose values are objects or lists, with an example of each."""
@@ -146,7 +147,7 @@ def stats(topic: Topic, as_json: JsonOption = False, *, connection: Connection) 
     """
     with connection.client() as client:
         found = client.topic_stats(topic)
-        if not (found.ready or found.delayed or found.leased or found.completed or found.failed):
+        if not (found.ready or found.delayed or found.leased or found.behind or found.completed or found.failed):
             say_unknown(client, topic)
     if not in_table(as_json):
         write_line(_stats_json(found))
@@ -195,6 +196,8 @@ def _stats_tables(found: TopicStats) -> Iterator[Table]:
         counts.append(Column("paused", lambda topic: topic.ready_paused, "number"))
     if found.ready_throttled:
         counts.append(Column("throttled", lambda topic: topic.ready_throttled, "number"))
+    if found.behind:
+        counts.append(Column("behind", lambda topic: topic.behind, "number"))
     if found.completed or found.failed:
         counts.append(Column("completed", lambda topic: topic.completed, "number"))
         counts.append(Column("failed", lambda topic: topic.failed, "number"))

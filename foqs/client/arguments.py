@@ -418,6 +418,9 @@ def check_item(spec: ItemSpec) -> None:
     check_int("delivery", spec.delivery, Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE, none=True)
     check_int("dedup_until", spec.dedup_until, DedupUntil.WINDOW, DedupUntil.DONE, none=True)
     check_int("on_duplicate", spec.on_duplicate, OnDuplicate.KEEP, OnDuplicate.REPLACE, none=True)
+    check_text("order_key", spec.order_key, none=True, empty=True)
+    if spec.order_key and spec.dedup_key is not None:
+        raise Invalid("both dedup_key and order_key are given: each of them decides the shard of the item")
     if spec.dedup_key is None:
         for name in ("dedup_until", "on_duplicate"):
             if getattr(spec, name) is not None:
@@ -469,6 +472,7 @@ def faults_of(specs: Sequence[ItemSpec]) -> dict[int, Invalid]:
                 and spec.rules is None
                 and spec.dedup_until is None
                 and spec.on_duplicate is None
+                and spec.order_key is None
             ):
                 continue
             check_item(spec)

@@ -32,7 +32,7 @@ from foqs.rows import FailureCause
 E = TypeVar("E", bound=Enum)
 
 _INTEGERS = {"priority", "deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms", "expires_at_ms", "weight"}
-_PLAIN = _INTEGERS | {"topic", "headers", "dedup_key", "fairness_key", "throttle_keys"}
+_PLAIN = _INTEGERS | {"topic", "headers", "dedup_key", "fairness_key", "order_key", "throttle_keys"}
 _SHOWN = 40
 """Characters of a value in an error."""
 _BINARY = {"payload", "metadata"}
@@ -154,6 +154,7 @@ def item_json(item: Item) -> dict[str, Any]:
         **_text("metadata", item.metadata),
         "headers": item.headers,
         **_tenancy(item),
+        "order_key": item.order_key or None,
         "delivery": _name(Delivery, item.delivery),
         "deliver_after_ms": item.deliver_after_ms,
         "enqueued_at_ms": item.enqueued_at_ms,

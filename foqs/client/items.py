@@ -53,6 +53,8 @@ class ItemState(NamedInt):
     """Acked, and kept by its topic (policy `keep`)."""
     FAILED = 5
     """Failed for good, and kept by its topic. `get_result`: or it is a dead letter."""
+    BEHIND = 6
+    """It waits for an earlier item of its order key."""
 
 
 class ItemOptions(TypedDict, total=False):
@@ -79,6 +81,8 @@ class ItemOptions(TypedDict, total=False):
     on_duplicate      default `OnDuplicate.KEEP`. With REPLACE, an item that has the key and has not begun gets the
                       payload, metadata, headers, priority and time of this one; the id is `Replaced` then. Payloads
                       are not compared
+    order_key         the items of a topic with one key are delivered in order, each when the item before it has ended
+                      (docs/ordered.md). Not together with a dedup_key; "": none
     """
 
     priority: int
@@ -97,6 +101,7 @@ class ItemOptions(TypedDict, total=False):
     rules: ItemRules | None
     dedup_until: DedupUntil | None
     on_duplicate: OnDuplicate | None
+    order_key: str | None
 
 
 @dataclass(slots=True)
@@ -130,6 +135,7 @@ class ItemSpec(Value):
     rules: ItemRules | None = None
     dedup_until: DedupUntil | None = None
     on_duplicate: OnDuplicate | None = None
+    order_key: str | None = None
 
     def __post_init__(self) -> None:
         """Raises Invalid: one text would be sent as a key for each of its characters. The other fields are checked when
@@ -151,6 +157,8 @@ class ItemSpec(Value):
                 size += 4 * len(self.dedup_key)
             if self.fairness_key is not None:
                 size += 4 * len(self.fairness_key)
+            if self.order_key is not None:
+                size += 4 * len(self.order_key)
             if self.throttle_keys is not None:
                 size += sum(4 + 4 * len(key) for key in self.throttle_keys)
             if self.rules is not None:
@@ -260,10 +268,11 @@ class Item(Value):
     bound after a host crashed. `*_at_ms` and `deliver_after_ms` are Unix epoch milliseconds of the server's
     clock. `state` is set by `get_item` and `list_items` only, and so are `ended_at_ms`, of a COMPLETED or FAILED item,
     and `failure`, of a FAILED item or a dead letter. `result` is set by `get_item` only, `ledger` by a dequeue that
-    asks for it. `fairness_key` is "" and `throttle_keys` () where the item has none, and in a dead-letter topic: its
-    failure has them. There `rules` are set by `get_item` and `list_items` only. `checkpoint` is the last one that a
-    consumer of the item gave; `progress` and `log` are set by `get_item` and `list_items` only, and so is
-    `last_failure`: its last attempt that failed since the enqueue or the last redrive, None where `failure` is newer.
+    asks for it. `order_key` is "" where the item has none. `fairness_key` is "" and `throttle_keys` () there too,
+    and in a dead-letter topic: its failure has them. There `rules` are set by `get_item` and `list_items` only.
+    `checkpoint` is the last one that a consumer of the item gave; `progress` and `log` are set by `get_item` and
+    `list_items` only, and so is `last_failure`: its last attempt that failed since the enqueue or the last redrive,
+    None where `failure` is newer.
     """
 
     thrift_spec: ClassVar[Any] = {
@@ -303,6 +312,7 @@ class Item(Value):
     _log: Sequence[str] = ()
     rules: ItemRules | None = None
     last_failure: LastFailure | None = None
+    order_key: str = ""
 
     @property
     def throttle_keys(self) -> tuple[str, ...]:

@@ -212,7 +212,7 @@ _ONE = _STRUCTS + (1).to_bytes(4, "big")  # a list of one struct
 _NS, _TOPIC, _PAYLOAD = field_head(STRING, 1), field_head(STRING, 1), field_head(STRING, 2)
 _METADATA, _HEADERS = field_head(STRING, 3), field_head(MAP, 4) + bytes((STRING, STRING))
 _PRIORITY, _DELIVERY, _DEDUP = field_head(I32, 5), field_head(I32, 10), field_head(STRING, 11)
-_FAIRNESS, _WEIGHT = field_head(STRING, 12), field_head(I32, 14)
+_FAIRNESS, _WEIGHT, _ORDER_KEY = field_head(STRING, 12), field_head(I32, 14), field_head(STRING, 19)
 _THROTTLES = field_head(LIST, 13) + bytes((STRING,))
 _ID, _LEASE = field_head(I64, 1), field_head(I64, 2)
 _ITEMS, _ACKS = field_head(LIST, 2) + _ONE, field_head(LIST, 1) + _ONE
@@ -262,6 +262,8 @@ def enqueue_request(
                 parts += _length(len(encoded)), encoded
         parts.append(_after_payload(_PRIORITY, priority, _DELIVERY, _USUAL))
         if dedup_key is not None:
+            if options.get("order_key"):
+                return None
             parts.append(_text(_DEDUP, dedup_key))
         parts.append(_STOP if not options else _tenancy_bytes(**options))
         return b"".join(parts)
@@ -361,14 +363,18 @@ def _before_payload(namespace: str, topic: str) -> bytes:
 
 
 def _tenancy_bytes(
-    fairness_key: str | None = None, throttle_keys: Sequence[str] | None = None, weight: int | None = None
+    fairness_key: str | None = None,
+    throttle_keys: Sequence[str] | None = None,
+    weight: int | None = None,
+    order_key: str | None = None,
 ) -> bytes:
     """Return what follows the delivery of an item, up to its end. Raises an error of `_MISFITS`: other options too."""
     if isinstance(throttle_keys, str):
         raise TypeError("one text is no sequence of keys")
     if weight is not None and type(weight) is not int:
         raise TypeError("a bool, or a number with a fraction, is no weight")
-    return _behind_delivery(fairness_key, None if throttle_keys is None else tuple(throttle_keys), weight)
+    made = _behind_delivery(fairness_key, None if throttle_keys is None else tuple(throttle_keys), weight)
+    return made if order_key is None else b"".join((made[: -len(_STOP)], _text(_ORDER_KEY, order_key), _STOP))
 
 
 @lru_cache(_NAMES_KEPT)

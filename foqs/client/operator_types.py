@@ -159,13 +159,14 @@ class Reason(NamedInt):
     NOT_LOADED = 14
     PER_WORKER = 15
     CLOCK_IN_DOUBT = 16
+    BEHIND_IN_ORDER = 17
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainReason:
     """`text` says it in words, with a command that shows more and changes nothing. `until_ms` is Unix epoch
-    milliseconds: when it ends by itself, as far as the host knows. `key`, `count`, `by`, `since_ms` and `tenant`
-    depend on `code`: see `Reason` in thrift/foqs.thrift. A code of a newer server is an int."""
+    milliseconds: when it ends by itself, as far as the host knows. `key`, `count`, `by`, `since_ms`, `tenant` and
+    `item_ids` depend on `code`: see `Reason` in thrift/foqs.thrift. A code of a newer server is an int."""
 
     code: Reason | int
     text: str
@@ -175,6 +176,7 @@ class ExplainReason:
     by: str | None = None
     since_ms: int | None = None
     tenant: str | None = None
+    item_ids: tuple[int, ...] | None = None
 
 
 class LimitKind(NamedInt):
@@ -251,6 +253,7 @@ class Explanation(NamedTuple):
                 one.by,
                 one.since_ms,
                 one.tenant,
+                tuple(one.item_ids) if one.item_ids else None,
             )
             for one in response.reasons or ()
         )
@@ -468,7 +471,7 @@ class ItemFilter:
     `state`: None: any. `fairness_key`: "": without one. `headers`: the item has each of these pairs. `priority`:
     exactly this one; or bounds on it, both included. `enqueued_before_ms` (excluded) and `enqueued_after_ms` (included)
     are Unix epoch milliseconds. `failure_contains`: the reason in the item's `failure` or `last_failure` contains this
-    text, in the same case.
+    text, in the same case. `order_key`: the item has this one.
 
     >>> ItemFilter(fairness_key="acme", headers={"kind": "export"}, max_priority=0).max_priority
     0
@@ -483,6 +486,7 @@ class ItemFilter:
     min_priority: int | None = None
     max_priority: int | None = None
     failure_contains: str | None = None
+    order_key: str | None = None
 
     def __post_init__(self) -> None:
         """Raises Invalid for a value of the wrong type, or out of range, and for bounds that no item meets."""
@@ -499,6 +503,7 @@ class ItemFilter:
         check_time_ms("enqueued_before_ms", self.enqueued_before_ms, none=True)
         check_time_ms("enqueued_after_ms", self.enqueued_after_ms, none=True)
         check_text("failure_contains", self.failure_contains, most_bytes=REASON_BYTES, none=True)
+        check_text("order_key", self.order_key, none=True)
         least, most = self.min_priority, self.max_priority
         if self.priority is not None and (least is not None or most is not None):
             raise Invalid("priority excludes min_priority and max_priority: give one value, or bounds")
@@ -515,7 +520,7 @@ class ItemFilter:
             least = most = self.priority
         contains = None if self.failure_contains is None else self.failure_contains.encode()
         made = item_filter.ItemFilter(
-            least, most, self.enqueued_before_ms, self.enqueued_after_ms, self.headers or {}, contains
+            least, most, self.enqueued_before_ms, self.enqueued_after_ms, self.headers or {}, contains, self.order_key
         )
         return None if made == item_filter.ItemFilter() else made
 
@@ -527,7 +532,8 @@ class ItemFilter:
         if wanted is None:
             return True
         reasons = [failed.reason.encode() for failed in (item.failure, item.last_failure) if failed is not None]
-        return wanted.matches(item.priority, item.enqueued_at_ms, item.headers) and wanted.matches_reasons(*reasons)
+        own = wanted.matches(item.priority, item.enqueued_at_ms, item.headers, item.order_key)
+        return own and wanted.matches_reasons(*reasons)
 
 
 class ItemPage(NamedTuple):

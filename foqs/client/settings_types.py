@@ -85,6 +85,7 @@ class PolicyFields(TypedDict, total=False):
     hooks: Mapping[str, Any] | None
     keep: Mapping[str, Any] | None
     enforce: list[str]
+    order: Mapping[str, Any]
 
 
 class ThrottleFields(TypedDict, total=False):

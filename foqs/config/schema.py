@@ -184,6 +184,8 @@ class HostSection(Section):
     memory, and an early ack saves the row. 0: every item gets its row at once."""
     lanes: Live[int] = Field(default=100_000, ge=1, le=MOST)
     """Most lanes in a shard: topics, and in a topic its fairness keys and sets of throttle keys."""
+    order_keys: Live[int] = Field(default=100_000, ge=1, le=MOST)
+    """Most order keys whose items are in a shard at a time."""
     lane_idle_ms: Live[int] = Field(default=600_000, ge=0, le=LONGEST_MS)
     """The host removes the row of a lane empty for this long, or at once if a shard nears `lanes`. 0: at once."""
     clock_jump_ms: int = Field(default=500, ge=10, le=LONGEST_MS)

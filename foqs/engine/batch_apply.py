@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
 from foqs.counters import Namespace, TopicCounters
@@ -15,12 +15,14 @@ from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.shard_queue import ShardQueue, leave_scan, scan_done
 from foqs.errors import FoqsError, Invalid, OutcomeUnknown, Unavailable
 from foqs.item import Cause, Change, Item, Phase, Place, To
+from foqs.order import Order, Standing
 from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
 
 # Members of enums, bound once for the hot path.
 _COMMITTED = Outcome.COMMITTED
-_ACK, _IN_READY, _IDLE, _LEASED = Cause.ACK, Place.READY, Phase.IDLE, Phase.LEASED
+_ACK, _LEASE, _WRITTEN = Cause.ACK, Cause.LEASE, To.LEASED
+_IN_READY, _IDLE, _LEASED = Place.READY, Phase.IDLE, Phase.LEASED
 
 
 def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
@@ -118,7 +120,7 @@ def _known_before_the_break(shard: Shard, batch: ShardBatch, result: BatchResult
 # ------------------------------------------------------------------------------------------ the transaction
 
 
-def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:  # noqa: PLR0912 - without calls
     memory = shard.memory
     shard.counters.transactions += 1
     if result.outcome is Outcome.COMMITTED and not result.rejected and not result.failed:
@@ -132,6 +134,8 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
                 _changed_and_kept(shard, batch.changes, now_ms)
             else:
                 _changed(memory, batch.changes, now_ms)
+        if memory.orders.dead.items:
+            _undead(memory, batch.changes)
         for item in batch.indexed:
             memory.indexed(item)
         for row in batch.removals:
@@ -143,10 +147,19 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
         left = [*batch.lanes_new, *batch.lanes_filled, *(() if result.committed else batch.lanes_gone)]
     transaction = batch.transaction
     if transaction is not None and (transaction.slots or transaction.dedup_gone or transaction.keys):
-        dedup.transaction_applied(shard.queue, transaction, now_ms, committed=result.saved)
+        dedup.transaction_applied(shard, transaction, now_ms, committed=result.saved)
     for lane in left:  # a new lane may have no item, and a lane that was not removed is still empty
         if not lane.total:
             memory.idle_lane(lane, now_ms)
+
+
+def _undead(memory: ShardMemory, changes: Iterable[Change]) -> None:
+    """Note which dead letters with order keys are none after these changes."""
+    memory.orders.dead.left(
+        change.item.id
+        for change in changes
+        if change.to is To.GONE or (change.move is not None and change.move.failure is None)
+    )
 
 
 def _lanes_committed(memory: ShardMemory, batch: ShardBatch) -> None:
@@ -187,6 +200,7 @@ def _apply_mixed(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: i
                 _keep_progress(shard, change, now_ms)
             _refused(shard, change, now_ms, "the database refuses this change")
         elif is_committed(change.item.id):
+            _undead(memory, [change])
             committed(memory, change, now_ms)
         else:
             _not_committed(shard, change, now_ms, full=full and (batch.removals_only or needs_room(shard, change)))
@@ -231,7 +245,8 @@ def _changed_and_kept(shard: Shard, changes: list[Change], now_ms: int) -> None:
 
 
 def _changed(memory: ShardMemory, changes: list[Change], now_ms: int) -> None:
-    """Apply `changes`, all committed. An ack without a later change is the common case, done here without calls.
+    """Apply `changes`, all committed. An ack without a later change is the common case, done here without calls; the
+    first write of a lease has a short path, too.
 
     Its assignments are `Item.commit` of a change to GONE, and `Shard.indexed`."""
     known, written, tail, noted = memory.known, memory.written, memory.tail, memory.noted
@@ -241,7 +256,7 @@ def _changed(memory: ShardMemory, changes: list[Change], now_ms: int) -> None:
     for change in changes:
         item = change.item
         if change.cause is not _ACK or item.change is not None or change.scan is not None or item.id in noted:
-            committed(memory, change, now_ms)
+            _not_acked(memory, change, now_ms)
             continue
         if item.lane is not lane:  # most come topic by topic
             if lane is not None and (lane.tenants is None or lane.tenants is not item.lane.tenants):
@@ -271,14 +286,33 @@ def _changed(memory: ShardMemory, changes: list[Change], now_ms: int) -> None:
         if known.pop(item.id, None) is not None:
             held += item.held
             item.held = 0
-        if written:
-            written.pop(item.id, None)
+        written.pop(item.id, None)
+        if item.order is not None:
+            _leave_order(memory, item)
         for request, at in change.waits:
             request.settled(at, None)
     memory.budget.give(held)
     if lane is not None:
         _acked(memory, lane, attempts, now_ms)
     memory.counters.lease_writes_saved += saved
+
+
+def _not_acked(memory: ShardMemory, change: Change, now_ms: int) -> None:
+    """Do the work of `committed`, on a short path for the first write of a lease. Its assignments are `Item.commit` of
+    a change to LEASED."""
+    item = change.item
+    if change.cause is not _LEASE or change.to is not _WRITTEN or item.change is not None or item.id in memory.noted:
+        committed(memory, change, now_ms)
+        return
+    item.in_flight = None
+    item.place = Place.TIMER
+    item.lease_expires_at_ms = change.due_ms
+    if item.unindexed:
+        memory.indexed(item)
+    memory.counters.lease_writes += 1
+    memory.remember_written(item)
+    for request, at in change.waits:
+        request.settled(at, None)
 
 
 def _acked(memory: ShardMemory, lane: Lane[Item], attempts: list[int], now_ms: int) -> None:
@@ -317,8 +351,9 @@ def committed(memory: ShardMemory, change: Change, now_ms: int) -> None:
         _moved(memory, change, now_ms)
     elif change.metadata is not None or change.body is not None or change.priority is not None:
         memory.body_changed(item, change.body)
-    if change.scan is not None:
-        scan_done(change, now_ms)
+    if change.order is not None:
+        _stand(memory, item, change.order)
+    scan_done(change, now_ms)
     if to is not To.GONE and item.change is None:
         if to is To.KEPT:
             memory.settle_phase(item)
@@ -332,6 +367,23 @@ def committed(memory: ShardMemory, change: Change, now_ms: int) -> None:
         request.settled(at, None)
 
 
+def _leave_order(memory: ShardMemory, item: Item) -> None:
+    """Take the item out of its order, and pass its turn on."""
+    if item.order is not None and item.order.standing == Standing.IN_ORDER:
+        memory.orders.left(item)
+    item.order = None
+
+
+def _stand(memory: ShardMemory, item: Item, order: Order) -> None:
+    """Give the item another order. If it is in the order, `enter_ready` finds its turn."""
+    _leave_order(memory, item)
+    item.order = order
+    if order.standing == Standing.IN_ORDER:
+        item.lane.behind += 1
+        if item.change is not None:  # which enters it: until then, no item behind it may have the turn
+            memory.orders.enters(item)
+
+
 def _lease_over(item: Item, now_ms: int, *, by_time: bool) -> None:
     lane = item.lane
     lane.leased -= 1
@@ -342,6 +394,7 @@ def _lease_over(item: Item, now_ms: int, *, by_time: bool) -> None:
 
 
 def _gone(memory: ShardMemory, change: Change, later: Change | None, now_ms: int) -> None:
+    _leave_order(memory, change.item)
     memory.count_gone(change.item.lane, now_ms)
     memory.forget(change.item)
     if change.ended is None and memory.noted.pop(change.item.id, None) is not None:
@@ -359,6 +412,9 @@ def _moved(memory: ShardMemory, change: Change, now_ms: int) -> None:
     item, target, move = change.item, change.target, change.move
     assert target is not None, "the transaction had the lane"
     assert move is not None, "a move says where to"
+    if move.failure is not None and item.order is not None:
+        memory.orders.dead.died(item.id, item.order.digest)
+    _leave_order(memory, item)
     memory.count_gone(item.lane, now_ms)
     item.lane = target
     target.total += 1

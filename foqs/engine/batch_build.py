@@ -9,14 +9,14 @@ from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.pending_progress import WRITE_DELAY_MS
 from foqs.buffers.shard_batch import Chunk, ShardBatch, emit
 from foqs.buffers.tail import MAX_BYTES
-from foqs.engine import batch_reads, dedup, item_ops, kept_items, unique
+from foqs.engine import batch_reads, dedup, item_ops, kept_items, ordered, unique
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_queue import ShardQueue
 from foqs.fairness.keys import pack_throttles, rules_of, tenancy_of
 from foqs.item import Cause, Change, Item, Phase, Place, To, WrongStep, body_bytes
 from foqs.prefetch.lane import Lane
-from foqs.rows import Batch, LaneRow, NewItem, ReadyRow
+from foqs.rows import Batch, HomeGone, LaneRow, NewItem, NewOrdered, ReadyRow
 from foqs.rules import pack_lane
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
@@ -76,7 +76,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
         (queue.pages_wanted or queue.bodies_wanted or queue.looks or queue.lists or queue.dead_reads)
         or (owner.confirm_wanted or owner.clock_wanted)
         or (queue.timers.due_ms <= now_ms or queue.ttls.due_ms <= now_ms or queue.keys.scan.due_ms <= now_ms)
-        or (kept.scan.due_ms <= now_ms or kept.oldest_wanted or held.due_ms <= now_ms)
+        or (kept.scan.due_ms <= now_ms or kept.oldest_wanted or held.due_ms <= now_ms or memory.orders.due)
     ):
         _add_reads(shard, batch, now_ms)
     if batch.transaction is None and not (batch.reads or batch.confirm):
@@ -116,7 +116,7 @@ def next_ms(shard: Shard, now_ms: int) -> int:
         return owner.retry_at_ms(now_ms)
     asked = queue.pages_wanted or queue.bodies_wanted or owner.confirm_wanted or owner.clock_wanted
     many = shard.memory.idle_lanes and len(shard.memory.lanes) > _LANES_SHARE * shard.config.lanes
-    if many or ((asked or queue.kept.oldest_wanted) and owner.state is _SERVING):
+    if many or ((asked or queue.kept.oldest_wanted or shard.memory.orders.due) and owner.state is _SERVING):
         return owner.retry_at_ms(now_ms)
     at_ms = NEVER_MS
     if owner.state is _SERVING and not owner.held:
@@ -170,10 +170,12 @@ def _take_rest(shard: Shard, batch: ShardBatch, transaction: Batch, *, behind: b
         _take_index_rows(shard, batch, transaction)
     if memory.tail.count and ((batch.chunks and behind) or queue.lists):
         _index_tail(shard, batch, transaction)
+    if memory.ordering and queue.lists and queue.lists[0].state == "ready":
+        ordered.index_turns(shard, batch, transaction)
     if batch.lanes_gone or (memory.idle_lanes and idle_is_over(shard, now_ms)):
         _take_idle_lanes(shard, batch, transaction, now_ms)
     if queue.keys_wait:
-        moved = dedup.fill_transaction(queue, batch, transaction)
+        moved = dedup.fill_transaction(shard, batch, transaction)
         return unique.fill_transaction(shard, batch, transaction, now_ms) or moved
     return False
 
@@ -245,7 +247,7 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
                 # Unindexed items stay in memory, so their window must have room for the chunk.
                 found = lane.ready if window is None else len(window.entries)
                 room = found + count <= window_rows and (window is not None or not found)
-                unindexed = room and rows <= tail_rows and size_bytes <= tail_bytes
+                unindexed = room and rows <= tail_rows and size_bytes <= tail_bytes and not chunk.ordered
             item.lane = lane.number  # type: ignore[union-attr,assignment]
             item.id = base + number
             number += 1
@@ -261,7 +263,7 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             if item.due_ms or item.expires_at_ms:
                 _note_times(queue, chunk, item)
         transaction.inserts += chunk.items
-        if chunk.dedup is not None or chunk.weights is not None:
+        if chunk.dedup is not None or chunk.weights is not None or chunk.ordered:
             _take_extras(shard, chunk, batch, transaction, now_ms)
     transaction.next_number = number
     if not tail.count:
@@ -305,7 +307,12 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
 
 
 def _take_extras(shard: Shard, chunk: Chunk, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
-    """Write the deduplication keys of the chunk, and the weights that its items bring to their lanes."""
+    """Write the keys of the chunk, and the weights that its items bring to their lanes."""
+    transaction.ordered = transaction.ordered or chunk.ordered
+    if chunk.homes is not None:
+        gone = [(item, chunk.homes.get(item.digest)) for item in chunk.items if isinstance(item, NewOrdered)]
+        rows_gone = [HomeGone(item.id, item.digest, home) for item, home in gone if home is not None]
+        shard.queue.key_rows(transaction).homes_gone += rows_gone
     if chunk.dedup is not None:
         transaction.fill()
         rows = dedup.rows_of(shard.queue, chunk, now_ms)
@@ -410,8 +417,8 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         else:
             if not transaction.filled:
                 transaction.fill()
-            if change.move is not None:
-                change.target = _stored_lane(shard, shard.memory.lane(change.move.lane), batch, transaction)
+            if change.move is not None or item.order is not None:
+                _note_move(shard, change, batch, transaction)
             emit(change, transaction)
             if holding:
                 unique.note(shard, change, transaction)
@@ -419,6 +426,13 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         room -= 1 if change.body is None else 1 + body_bytes(change.body) // _ROW_BYTES
     waiting.extend(rest or ())  # until the database is asked for room again
     batch.rows += len(batch.changes)
+
+
+def _note_move(shard: Shard, change: Change, batch: ShardBatch, transaction: Batch) -> None:
+    """Find the lane that an item moves to, and write its place in the order of its key."""
+    if change.move is not None:
+        change.target = _stored_lane(shard, shard.memory.lane(change.move.lane), batch, transaction)
+    ordered.emit(shard, change, transaction)
 
 
 def _take_index_rows(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
@@ -539,6 +553,8 @@ def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
         if queue.held.due_ms <= now_ms:
             queue.held.due_ms = NEVER_MS
             batch.reads = [*batch.reads, unique.FreeRead(now_ms, queue.held.after)]
+    if serving and shard.memory.orders.due:
+        batch.reads = [*batch.reads, *shard.memory.orders.next_reads()]
     if serving and queue.kept.oldest_wanted:
         batch.reads = [*batch.reads, queue.kept.oldest_wanted.popitem()[1]]
     # A list shows rows that the transaction before it writes: of leases, and of unindexed items.

@@ -18,6 +18,7 @@ from foqs.engine import ack, item_ops, kept_items
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.errors import NotServed
+from foqs.fairness.keys import ORDERED
 from foqs.hooks.protocol import FailureResult
 from foqs.item import Cause, Change, Item, Phase, Place, To, from_due, from_found, from_ready
 from foqs.prefetch.lane import Entry, Lane, Window
@@ -157,7 +158,8 @@ class PageRead(Read):
     @property
     def rows_passed(self) -> int:
         """Number of rows of `ready` that the page passes, read from the start of its lane on."""
-        return self.lane.ready if self.after is None else self.lane.total
+        lane = self.lane  # items that wait for earlier ones of their keys may have rows, too
+        return lane.ready if self.after is None and lane.until != ORDERED else lane.total
 
     def run(self, store: StoreReads) -> int:
         self.rows = store.page(self.lane.number or 0, self.after, self.limit)
@@ -186,7 +188,16 @@ class PageRead(Read):
         for row in rows:
             if row.id in memory.known:
                 continue  # in the window, leased, or being changed: memory is newer than the page
-            item = from_ready(row, lane, bodies.get(row.id), Phase.WINDOW)
+            if lane.until == ORDERED:
+                away = memory.orders.comes(row.id)
+                if away is None:
+                    continue  # it is behind another one of its key
+                item, body = away, bodies.get(row.id)
+                item.enter_window()
+                if body is not None:
+                    item.set_body(body)
+            else:
+                item = from_ready(row, lane, bodies.get(row.id), Phase.WINDOW)
             memory.learn(item)
             entries.append((row.priority, row.deliver_after_ms, row.id, item))
         end = (rows[-1].priority, rows[-1].deliver_after_ms, rows[-1].id) if rows else None

@@ -336,7 +336,7 @@ def send(state: State, call: DequeueCall, now_ms: int) -> None:
 def _commits_first(item: Item) -> bool:
     """Return True if the lease of the item is committed before its delivery."""
     slots, exact = item.lane.slots, item.lane.topic.bounds.exact
-    if item.at_most_once or (exact and rules_of(item.lane.key) in exact):
+    if item.at_most_once or item.order is not None or (exact and rules_of(item.lane.key) in exact):
         return True
     return slots is not None and slots.commits
 

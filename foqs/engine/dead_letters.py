@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from foqs.buffers.reads import DeadRead, GroupsRead
+from foqs.engine import order_homes
 from foqs.engine.calls import ItemsCall
 from foqs.engine.item_ops import change_of
 from foqs.engine.shard import Shard
@@ -21,8 +22,9 @@ from foqs.engine.state import State
 from foqs.engine.unique import Taking, free_again
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from foqs.fairness.keys import TopicKey, lane_key, unpack_throttles
-from foqs.ids import Until
+from foqs.ids import Until, order_digest
 from foqs.item import Cause, Change, Item, Move, Phase, Place, To, from_ready
+from foqs.order import Order, Standing
 from foqs.policies.failures import FailureFilter
 from foqs.policies.remedy import closed
 from foqs.prefetch.lane import Lane
@@ -342,6 +344,17 @@ class RedrivePage:
             room.used += 1
         return None
 
+    def _away(self, shard: Shard, row: DeadRow, topic: str) -> FoqsError | None:
+        """Return why an item with an order key cannot go to another topic than before; None if it can."""
+        if row.order_key is None or row.order_at is None:
+            return None
+        digest = order_digest(self._ask.key[0], topic, row.order_key.decode())
+        if digest == Order.unpack(row.order_at, row.failure.id).digest:
+            return None  # the key stays here while it has dead letters
+        if order_homes.takes(shard, digest, alone=not self._state.shards_elsewhere):
+            return None
+        return Unavailable(f"the order_key of the item has another shard in topic {topic}", _RETRY_MS)
+
     def _choose(self, shard: Shard, page: DeadPage) -> tuple[list[_Chosen], dict[str, int]]:
         """Return the items to move, and how many of them go to each topic whose room is not known yet."""
         ask = self._ask
@@ -367,7 +380,7 @@ class RedrivePage:
                 outcome.duplicates += item.id in self._others
             elif item.lane is lane and _stays(shard.owner, item, self._state.now_ms):
                 topic = ask.to_topic or failure.topic.decode()
-                error = self._refusal(topic, wanted)
+                error = self._refusal(topic, wanted) or self._away(shard, row, topic)
                 if error is not None:
                     outcome.refuse(topic, error)
                     continue
@@ -412,6 +425,9 @@ class RedrivePage:
             call.items[at] = item
             change = Change(item, To.MOVED, Cause.REDRIVE, (call, at), attempt=0, lease=item.lease)
             change.move = self._move(row, topic, now_ms)
+            if row.order_key is not None and row.order_at is not None:
+                digest = order_digest(self._ask.key[0], topic, row.order_key.decode())
+                change.order = Order.unpack(row.order_at, item.id)._replace(digest=digest, standing=Standing.IN_ORDER)
             shard.put(change, now_ms)
         state.touch(shard)
 

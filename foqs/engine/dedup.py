@@ -14,19 +14,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foqs.buffers.pending_dedup import Freed, Give, Keyed, KeyedRequest
+from foqs.buffers.pending_dedup import Freed, Give, Keyed, KeyedRequest, ShardGone
 from foqs.buffers.reads import Read, ScanRead, StoreReads
 from foqs.buffers.shard_batch import Chunk, ShardBatch
-from foqs.engine import enqueue
+from foqs.engine import enqueue, order_homes, ordered
 from foqs.engine.calls import EnqueueCall
 from foqs.engine.enqueue import RETRY_MS, cut
 from foqs.engine.shard import Shard
 from foqs.engine.shard_queue import ShardQueue
 from foqs.engine.state import State
-from foqs.errors import NotServed, Overloaded, Unavailable
+from foqs.errors import FoqsError, NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import rules_of, until_of
 from foqs.ids import FOREVER_MS, hash_slot_bounds, hash_slot_of
-from foqs.rows import Batch, DedupRow, Holding
+from foqs.order import KeyHome, OrderHome
+from foqs.rows import Batch, DedupRow, Holding, NewOrdered
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import has, without
 
@@ -34,25 +35,55 @@ _BUDGET_SHARE = 0.3  # beyond the input's
 
 
 def by_shard(slots: Sequence[int], items: Iterable[Keyed]) -> dict[int, list[Keyed]]:
-    """Group `items` by the number of the shard that has the key's slot; 0: no shard has it."""
+    """Group `items` by the number of the shard that has the key's slot, or by their homes; 0: no shard has it."""
     if not slots:
         return {0: [*items]}
     found: dict[int, list[Keyed]] = defaultdict(list)
     for one in items:
-        found[slots[hash_slot_of(one.dedup.digest)]].append(one)
+        home = one.home
+        number = slots[hash_slot_of(one.dedup.digest)] if home is None or home.empty else home.shard
+        found[number].append(one)
     return found
 
 
-def place_taken(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], now_ms: int) -> list[Keyed]:
+def place_taken(
+    state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], now_ms: int,
+    moved: order_homes.Moved | None = None,
+) -> list[Keyed]:  # fmt: skip
     """Place the items whose slots the shard has, and return the rest: slots move, so it may have lost them, or not have
-    them yet."""
+    them yet. Items whose order keys have another home go to `moved`, now or after a read; None: they are refused."""
     shard = state.shards.get(number)
     here: list[Keyed] = []
     away: list[Keyed] = []
+    at_home: list[Keyed] = []
+    elsewhere: list[tuple[Keyed, KeyHome]] = []
     for one in items:
-        (here if shard is None or shard.queue.keys.takes(one.dedup.digest) else away).append(one)
+        if shard is None:
+            here.append(one)
+        elif shard.queue.keys.takes(one.dedup.digest):
+            home = order_homes.answer(shard, one) if shard.memory.orders.elsewhere else None
+            if home is None:
+                here.append(one)
+            else:
+                elsewhere.append((one, home))
+        elif one.home is not None and one.home.is_in(number) and shard.owner.state is ShardState.SERVING:
+            at_home.append(one)
+        else:
+            away.append(one)
     if here:
         place(state, call, number, here, now_ms)
+    if not (elsewhere or at_home):
+        return away
+
+    def refused(some: Sequence[Keyed], error: FoqsError) -> None:
+        call.refused([one.at for one in some], error)
+
+    order_homes.by_home(elsewhere, moved or refused)
+    if at_home and shard is not None:
+        ask = order_homes.Ask(
+            shard, at_home, lambda some, at_ms: place(state, call, number, some, at_ms), moved or refused
+        )  # fmt: skip
+        ask.begin(call, now_ms)
     return away
 
 
@@ -70,6 +101,7 @@ def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], 
         if len(items) > room or not state.budget.fits(0, state.config.host.input_share + _BUDGET_SHARE):
             call.refused([one.at for one in items], Overloaded("the shard's buffers are full", RETRY_MS))
             return
+        asked = items
         full = len(shard.memory.lanes) >= shard.config.lanes and not shard.replaces_lanes()
         if full:
             lanes = shard.memory.lanes
@@ -81,7 +113,14 @@ def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], 
         if ruled and not shard.memory.takes_rules([one.lane for one in ruled]):
             call.refused([one.at for one in ruled], enqueue.too_many_rules())
             items = [one for one in items if rules_of(one.lane) is None]
-        _store(shard.queue, call, shard.queue.keys.add(items, call))
+        if len(items) < len(asked):
+            items = ordered.without_gaps(call, asked, items)
+        in_order = [one for one in items if isinstance(one.item, NewOrdered)]
+        if in_order:
+            items = [one for one in items if not isinstance(one.item, NewOrdered)]
+            ordered.store(shard, call, in_order)
+        if items:
+            _store(shard.queue, call, shard.queue.keys.add(items, call))
         state.touch(shard)
 
 
@@ -90,26 +129,19 @@ def _store(queue: ShardQueue, call: EnqueueCall, new: list[Keyed]) -> None:
         part = new[start:end]
         request = KeyedRequest(queue.keys, call, part)
         call.unsent.append(request)
-        chunk = Chunk(
-            request,
-            range(len(part)),
-            [one.item for one in part],
-            [one.lane for one in part],
-            size,
-            [one.dedup for one in part],
-            {one.lane: one.weight for one in part if one.weight} or None,
-            any(rules_of(one.lane) is not None for one in part),
-        )
+        chunk = enqueue.chunk_of(request, range(len(part)), part, size)
+        chunk.dedup = [one.dedup for one in part]
         queue.add(chunk)
 
 
 # ------------------------------------------------------------------------------------------ batches
 
 
-def fill_transaction(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -> bool:
+def fill_transaction(shard: Shard, batch: ShardBatch, transaction: Batch) -> bool:
     """Add the changes of keys and slots. Return True if there are any."""
+    queue = shard.queue
     take_expired(queue, transaction)
-    _add_moved_slots(queue, batch, transaction)
+    _add_moved_slots(shard, batch, transaction)
     transaction.slots, queue.keys.wanted = queue.keys.wanted, None
     queue.keys.in_flight = transaction.slots
     return transaction.dedup_gone is not None or transaction.slots is not None or bool(batch.copies or transaction.keys)
@@ -134,7 +166,8 @@ def rows_of(queue: ShardQueue, chunk: Chunk, now_ms: int) -> list[DedupRow]:
     return rows
 
 
-def transaction_applied(queue: ShardQueue, transaction: Batch, now_ms: int, *, committed: bool) -> None:
+def transaction_applied(shard: Shard, transaction: Batch, now_ms: int, *, committed: bool) -> None:
+    queue = shard.queue
     if transaction.slots is not None:
         queue.keys.in_flight = None
         if committed:
@@ -152,6 +185,12 @@ def transaction_applied(queue: ShardQueue, transaction: Batch, now_ms: int, *, c
             for row in transaction.keys.marks:
                 queue.keys.marks.setdefault(row.digest, row)
         queue.held.written(transaction.keys.noted, now_ms, committed=committed)
+        if committed:
+            orders, keys = shard.memory.orders, transaction.keys
+            if keys.cleared or keys.shards_gone:
+                orders.forget_homes(keys.cleared, keys.shards_gone)
+            if keys.homes:
+                orders.goes_elsewhere(keys.homes)
 
 
 def settle_known(batch: ShardBatch, known: Mapping[int, DedupRow]) -> None:
@@ -201,16 +240,20 @@ def due(queue: ShardQueue) -> bool:
     return bool(changes) or _next_give(queue) is not None
 
 
-def _add_moved_slots(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -> None:
+def _add_moved_slots(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
+    queue = shard.queue
     keys = queue.keys
     batch.copies, keys.copies = keys.copies, []
     for work in batch.copies:
         if isinstance(work, Freed):
             queue.key_rows(transaction).freed += work.keys
+        elif isinstance(work, ShardGone):
+            queue.key_rows(transaction).shards_gone.append(work.number)
         elif not has(keys.last.bits, work.slot):  # else the slot has arrived, and its keys have changed since
             arrived = queue.key_rows(transaction)
             arrived.cleared += [work.slot] * work.first
             arrived.copied += work.rows
+            arrived.homes += work.homes
             if work.rows:
                 keys.scan.inserted(min(row.expires_at_ms for row in work.rows))
     if keys.marks:
@@ -233,25 +276,32 @@ def _add_moved_slots(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -
 
 def _next_give(queue: ShardQueue) -> Give | None:
     """Return the first give whose slot has no pending key: no more keys of it are accepted."""
-    return next((give for give in queue.keys.gives if not queue.keys.under_way(give.slot)), None)
+    return next((one for one in queue.keys.gives if not queue.keys.under_way(one.slot)), None)
 
 
 @dataclass(slots=True, eq=False)
 class GiveRead(Read):
-    """Rows of a slot, read after the transaction that gives the slot away. A request that fails is repeated."""
+    """Keys of a slot, read after the transaction that gives the slot away. A request that fails is repeated."""
 
     give: Give
     rows: list[DedupRow] = field(default_factory=list)
+    own: list[bytes] = field(default_factory=list)
+    homes: list[OrderHome] = field(default_factory=list)
 
     def run(self, store: StoreReads) -> int:
+        low, limit = self.give.low, self.give.limit
         _, high = hash_slot_bounds(self.give.slot)
-        self.rows = store.dedup_between(self.give.low, high, self.give.limit)
+        self.rows = store.dedup_between(low, high, limit)
+        self.own = store.orders_between(low, high, limit)
+        self.homes = store.order_homes(low, high, limit)
+        store.confirm()  # else a later owner may have stored items of other order keys when these were read
         return 0
 
     def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
         if saved:
             shard.queue.keys.gives.remove(self.give)
-            self.give.done(self.rows)
+            low, limit = self.give.low, self.give.limit
+            self.give.done(order_homes.listed(shard, low, limit, self.rows, self.own, self.homes))
         else:
             self.missed(shard, now_ms)
 

@@ -260,6 +260,8 @@ def _lease(
         last = entry
     if last is not None and (exact := last[3].lane.topic.bounds.exact):
         call.commits = call.commits or any(rules_of(item.lane.key) in exact for _, item, _ in found[before:])
+    if last is not None and last[3].lane.topic.ordered:
+        call.commits = call.commits or any(item.order is not None for _, item, _ in found[before:])
     if call.limits is not None and last is not None:
         key = last[3].lane.topic.key
         for _, item, _ in found[before:]:

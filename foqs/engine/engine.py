@@ -34,9 +34,10 @@ from foqs.errors import FoqsError, NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey
 from foqs.ids import NUMBER_BITS, hash_slot_of, shard_of
 from foqs.item import Cause, Change, Item, Phase, To
+from foqs.opened import Opened
 from foqs.policies.settings import Settings
 from foqs.prefetch.lane import Lane
-from foqs.rows import DedupRow, Found, NewItem, Opened
+from foqs.rows import DedupRow, Found, NewItem
 from foqs.shardmgr.lifecycle import BreakerSettings, BreakerState, ShardState
 
 # Members of enums, bound once for the hot path: a look-up costs the same time as the comparison.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foqs.buffers.shard_batch import Chunk
+from foqs.buffers.pending_dedup import Keyed
+from foqs.buffers.shard_batch import Chunk, TakesIds
 from foqs.engine.calls import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
 from foqs.errors import Overloaded, Unavailable
+from foqs.fairness.keys import rules_of
 from foqs.rules import MOST_RULES
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
@@ -112,9 +114,10 @@ def choose(state: State, chunk: Chunk, now_ms: int) -> Shard | None:
 def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> None:
     """Give `chunk`, which `shard` did not store, to a healthy shard, or refuse it.
 
-    Items with deduplication keys are refused: no other shard knows whether their keys were stored before.
+    Items with deduplication keys or order keys are refused: other items with these keys are in `shard`. So are later
+    items of a request with order keys, which would else overtake earlier ones.
     """
-    if chunk.dedup is None:
+    if not chunk.bound:
         place(state, chunk, now_ms)
     elif shard.healthy(now_ms) and chunk.ruled and not shard.memory.takes_rules(chunk.keys):
         chunk.request.refused(chunk.indices, too_many_rules())
@@ -122,6 +125,9 @@ def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> No
         chunk.request.refused(chunk.indices, too_many_lanes(shard))
     else:
         chunk.request.refused(chunk.indices, unusable(shard, now_ms))
+    if chunk.ordered:
+        for behind in shard.queue.take_behind(chunk):
+            behind.request.refused(behind.indices, unusable(shard, now_ms))
 
 
 def again_ms(owner: ShardOwner, now_ms: int) -> int:
@@ -133,7 +139,7 @@ def again_ms(owner: ShardOwner, now_ms: int) -> int:
 
 def unusable(shard: Shard, now_ms: int) -> Unavailable:
     """The refusal of items whose keys are in slots of `shard`, which cannot store them now."""
-    why = f"the shard of the dedup_key cannot be used now{_why_not([shard])}"
+    why = f"the shard of the key cannot be used now{_why_not([shard])}"
     return Unavailable(why, again_ms(shard.owner, now_ms))
 
 
@@ -158,7 +164,7 @@ def _no_room(healthy: Sequence[Shard], chunk: Chunk) -> Overloaded:
 
 def too_many_lanes(shard: Shard) -> Overloaded:
     """The refusal of items whose keys are in slots of `shard`, which has all lanes that it may have."""
-    return _too_many_lanes("the shard of the dedup_key", shard)
+    return _too_many_lanes("the shard of the key", shard)
 
 
 def too_many_rules() -> Overloaded:
@@ -195,3 +201,11 @@ def cut(sizes: Sequence[int], max_bytes: int) -> list[tuple[int, int, int]]:
         size += one
     parts.append((start, len(sizes), size))
     return parts
+
+
+def chunk_of(request: TakesIds, indices: Sequence[int], part: Sequence[Keyed], size_bytes: int) -> Chunk:
+    """Return a chunk of items with keys, whose places in the request are `indices`."""
+    chunk = Chunk(request, indices, [one.item for one in part], [one.lane for one in part], size_bytes)
+    chunk.weights = {one.lane: one.weight for one in part if one.weight} or None
+    chunk.ruled = any(rules_of(one.lane) is not None for one in part)
+    return chunk

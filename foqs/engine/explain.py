@@ -56,9 +56,9 @@ _Kind = idl.LimitKind
 
 ORDER = (
     _Code.GONE, _Code.EXHAUSTED, _Code.SHARD_NOT_SERVED, _Code.CLOCK_IN_DOUBT, _Code.OWNER_IN_GRACE,
-    _Code.BREAKER_OPEN, _Code.DELAYED, _Code.LEASED, _Code.PAUSED, _Code.THROTTLED, _Code.CONCURRENCY,
-    _Code.BEHIND_IN_LANE,
-    _Code.BEHIND_IN_TURN, _Code.PER_WORKER, _Code.NO_CONSUMER, _Code.NOT_LOADED,
+    _Code.BREAKER_OPEN, _Code.DELAYED, _Code.LEASED, _Code.BEHIND_IN_ORDER, _Code.PAUSED, _Code.THROTTLED,
+    _Code.CONCURRENCY, _Code.BEHIND_IN_LANE, _Code.BEHIND_IN_TURN, _Code.PER_WORKER, _Code.NO_CONSUMER,
+    _Code.NOT_LOADED,
 )  # fmt: skip
 """The reasons in the order in which they have to end. Their numbers in the contract have no order."""
 _RANKS = {code: rank for rank, code in enumerate(ORDER)}
@@ -142,6 +142,9 @@ def of_item(
     elif item.place is Place.TIMER:
         found = idl.ItemState.DELAYED
         reasons += [_delayed(shard, item, last, now_ms), *_ended(shard, item, now_ms)]
+    elif item.order is not None and (before := shard.memory.orders.before(item.order))[0] != item.id:
+        found = idl.ItemState.BEHIND
+        reasons.append(_behind_in_order(shard, item, *before))
     else:
         found = idl.ItemState.READY
         ended = _ended(shard, item, now_ms)
@@ -156,16 +159,7 @@ def of_item(
         if position.turns or position.urgent:
             reasons.append(_behind_tenants(item, position))
         reasons += _no_consumer(state, item.lane.topic, now_ms)
-        if item.phase is not Phase.WINDOW:
-            why = "Its row is not in memory: a dequeue that needs it reads the row."
-            if most and not least:
-                why = f"{why} Up to {counted(most, 'ready item')} may be before it."
-            reasons.append(_Reason(_Code.NOT_LOADED, why))
-        elif most and not least:
-            why = f"Up to {most:,} ready items of other shards may be before it, and a dequeue has to read them first."
-            reasons.append(_Reason(_Code.NOT_LOADED, why))
-        elif item.body is None:
-            reasons.append(_Reason(_Code.NOT_LOADED, "Its body is not in memory: a dequeue that needs it reads it."))
+        reasons += _not_loaded(item, least, most)
         rate = state.explained.a_second(key, now_ms)
         ahead = least / position.share + position.turns
         if ahead and least == most and rate and not (passing or position.urgent):
@@ -188,14 +182,14 @@ def of_topic(
         answer = Explanation(in_order([*reasons, *_paused(state, key, now_ms)]))
         done(answer._replace(tenants=tenants, tenants_ready=tenants_ready))
 
-    def counted(counts: tuple[int, int, int]) -> None:
-        _, delayed, leased = counts
-        if delayed:
-            _read_retries(
-                state, key, now_ms, lambda retries: explained(_of_others(state, key, delayed, leased, retries, now_ms))
-            )
+    def counted(counts: tuple[int, int, int, int]) -> None:
+        def read(retries: str) -> None:
+            explained(_of_others(state, key, counts, retries, now_ms))
+
+        if counts[1]:
+            _read_retries(state, key, now_ms, read)
         else:
-            explained(_of_others(state, key, delayed, leased, "", now_ms))
+            read("")
 
     topic = state.topics.get(key)
     if topic is not None and topic.ready:
@@ -270,9 +264,10 @@ def _retries_said(items: list[Listed], *, more: bool) -> str:
     return f"{said}; most common ({count:,}): {reason}."
 
 
-def _of_others(state: State, key: TopicKey, delayed: int, leased: int, retries: str, now_ms: int) -> list[Any]:
+def _of_others(state: State, key: TopicKey, counts: tuple[int, int, int, int], retries: str, now_ms: int) -> list[Any]:
     """Explain a topic without ready items."""
-    if not delayed + leased:
+    _, delayed, leased, behind = counts
+    if not delayed + leased + behind:
         return [_no_items(state, key, now_ms)]
     reasons, see = [], f"see {command('items', key)}"
     if delayed:
@@ -283,6 +278,10 @@ def _of_others(state: State, key: TopicKey, delayed: int, leased: int, retries: 
     if leased:
         why = f"{counted(leased, 'item', 'is', 'are')} leased, and none is ready: {see} --state leased."
         reasons.append(_Reason(_Code.LEASED, why, count=leased))
+    if behind:
+        wait = counted(behind, "item", "waits for an earlier one", "wait for earlier ones")
+        why = f"{wait} of the same order key, and none is ready."
+        reasons.append(_Reason(_Code.BEHIND_IN_ORDER, why, count=behind))
     return reasons
 
 
@@ -444,6 +443,33 @@ def _behind(item: Item, least: int, most: int) -> Any:
         of = f"of tenant {tenant!r}" if tenant else "without a fairness key"
     why = f"{number} ready {'item' if most == 1 else 'items'} {of} {'comes' if most == 1 else 'come'} first"
     return _Reason(_Code.BEHIND_IN_LANE, f"{why}, by priority and then by time.", count=least)
+
+
+def _not_loaded(item: Item, least: int, most: int) -> list[Any]:
+    why = ""
+    if item.phase is not Phase.WINDOW:
+        why = "Its row is not in memory: a dequeue that needs it reads the row."
+        if most and not least:
+            why = f"{why} Up to {counted(most, 'ready item')} may be before it."
+    elif most and not least:
+        why = f"Up to {most:,} ready items of other shards may be before it, and a dequeue has to read them first."
+    elif item.body is None:
+        why = "Its body is not in memory: a dequeue that needs it reads it."
+    return [_Reason(_Code.NOT_LOADED, why)] if why else []
+
+
+def _behind_in_order(shard: Shard, item: Item, turn: int, ahead: int | None) -> Any:
+    if not turn:
+        why = f"The host of shard {shard.number} reads which item of its order key is next."
+        return _Reason(_Code.BEHIND_IN_ORDER, why)
+    first = f"Item {turn} of the same order key has not ended"
+    if ahead is None:
+        why = f"{first}, nor have further items that come before this one."
+    else:
+        why = f"{first}, and {counted(ahead - 1, 'more item')} come before this one." if ahead > 1 else f"{first}."
+    stored = None if item.body is None else item.body.order_key
+    key = None if stored is None else stored.decode()
+    return _Reason(_Code.BEHIND_IN_ORDER, why, key=key, count=ahead, item_ids=[turn])
 
 
 def _behind_tenants(item: Item, position: Position) -> Any:

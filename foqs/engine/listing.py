@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from foqs.buffers.reads import ListedRows, ListRead, SearchRead
+from foqs.buffers.reads import ListedRows, ListRead, SearchRead, position_in_order, spot_in_order
 from foqs.engine.batch_reads import when_due
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.item_ops import given_of, stands
@@ -21,10 +21,12 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
-from foqs.fairness.keys import LaneKey, TopicKey, fairness_of, lane_key, rules_of, tenancy_bytes, tenancy_of
+from foqs.fairness.keys import ORDERED, LaneKey, TopicKey, fairness_of, lane_key, rules_of, tenancy_bytes, tenancy_of
 from foqs.idl import idl
+from foqs.ids import order_digest
 from foqs.item import Item, Settles, body_bytes, from_found
 from foqs.item_filter import ItemFilter
+from foqs.order import InOrder, Order
 from foqs.prefetch.lane import Lane
 from foqs.rows import Body, EndedRow, FailureRow, Found, LastFailure, ProgressRow, ReadyRow, TimerRow
 from foqs.rules import MOST_RULES_BYTES
@@ -41,7 +43,7 @@ class Spot(NamedTuple):
 
     A group has the lanes with numbers above the first and up to the second of `group`; in (0, 0) is none. `after` is
     the last row: (priority, deliver_after_ms, id) of a ready one, with its lane's number before them in a group;
-    (due_ms, id) of another one, or (until_ms, id) of an ended one."""
+    (due_ms, id) of another one, (until_ms, id) of an ended one, or the position in its order of one that is behind."""
 
     after: tuple[int, ...] | None = None
     group: tuple[int, int] | None = None
@@ -86,6 +88,8 @@ def _may_have(memory: ShardMemory, lane: Lane[Item], state: str, tenant: str | N
         return False
     if state == "leased":
         return lane.leased > 0
+    if state == "behind":
+        return lane.behind > 0
     if state in _ENDED:
         return memory.queue.kept.of_lane(lane.number)[state == "failed"] > 0
     return lane.total > (0 if state == "ready" else lane.ready)
@@ -113,10 +117,14 @@ def _group(
 
 
 _ENDED = ("completed", "failed")
-_STATES = ("ready", "delayed", "leased", *_ENDED)
+_TURNS = ("ready", "behind")
+"""States of items that wait in their orders, or are the next ones there."""
+_STATES = ("ready", "delayed", "leased", *_ENDED, "behind")
 _STATE_NUMBER = {name: getattr(idl.ItemState, name.upper()) for name in _STATES}
 
 
+_LENGTHS = {"ready": 3, "behind": 4}
+"""Of the positions in lists; 2 in other ones."""
 OVERLOADED_RETRY_MS = 100
 ANSWERS_SHARE = 0.8
 """Beyond this share of the byte budget, requests with long answers are refused: acks, which free memory, need room."""
@@ -175,9 +183,14 @@ def _place(cursor: str) -> tuple[int, str, Spot]:
     assert parts is not None
     shard, state, after, *rest = parts
     group = rest[0] if rest else None
-    lengths = (0, *([3] if state == "ready" else [2])) if group is None else (0, *([4] if state == "ready" else [2]))
+    length = _LENGTHS.get(state, 2) + (state == "ready" and group is not None)
     numbers = [*after, *(group or ())]
-    right = all(type(one) is int and abs(one) < 1 << 63 for one in numbers) and len(after) in lengths
+    right = all(type(one) is int and abs(one) < 1 << 63 for one in numbers) and len(after) in (0, length)
+    if right and after and state == "behind":
+        try:
+            spot_in_order(tuple(after))
+        except ValueError:
+            right = False
     if not right or (group is not None and (len(group) != 2 or not 0 <= group[0] <= group[1])):
         raise Invalid("the cursor is not one of this server's")
     return shard, state, Spot(tuple(after) or None, None if group is None else (group[0], group[1]))
@@ -299,10 +312,11 @@ class Listing:
     def _next_read(self, lanes: list[int], state: str, after: tuple[int, ...] | None, room_bytes: int) -> ListRead:
         if self._search is None:
             return ListRead(lanes, state, after, self._left, room_bytes, self._listed)
-        most_rows = min(_SEARCH_ROWS, self._search.left_rows)
+        wanted, most_rows = self._search.wanted, min(_SEARCH_ROWS, self._search.left_rows)
         return SearchRead(
-            lanes, state, after, self._left, room_bytes, self._listed, wanted=self._search.wanted,
+            lanes, state, after, self._left, room_bytes, self._listed, wanted=wanted,
             most_rows=most_rows, facts_bytes=self._facts_bytes,
+            digest=None if wanted.order_key is None else order_digest(*self._key, wanted.order_key),
         )  # fmt: skip
 
     def _next_place(self) -> None:
@@ -342,6 +356,10 @@ class Listing:
             after = _position(row, spot)
             if body is None or (isinstance(row, EndedRow) and row.until_ms <= self._host.now_ms):
                 continue
+            if shard is not None and body.order_at is not None and state in _TURNS:
+                turn, _ = shard.memory.orders.before(Order.unpack(body.order_at, row.id))
+                if (turn == row.id) is not (state == "ready") and lane is not None and lane.until == ORDERED:
+                    continue
             until_ms = row.due_ms if isinstance(row, TimerRow) and state == "leased" else 0
             failure = listed.failures.get(row.id)
             if lane is not None and isinstance(row, EndedRow) and row.id in listed.stored:
@@ -406,8 +424,10 @@ def _failure_bytes(failure: FailureRow | None) -> int:
     return _FAILURE_OVERHEAD_BYTES + names + len(failure.reason)
 
 
-def _position(row: ReadyRow | TimerRow | EndedRow, spot: Spot) -> tuple[int, ...]:
+def _position(row: ReadyRow | TimerRow | EndedRow | InOrder, spot: Spot) -> tuple[int, ...]:
     """Return `Spot.after` for the row."""
+    if isinstance(row, InOrder):
+        return position_in_order(row)
     if not isinstance(row, ReadyRow):
         return row[:2]
     after = (row.priority, row.deliver_after_ms, row.id)

@@ -15,11 +15,11 @@ from foqs.fairness.topics import Topics
 from foqs.hooks.protocol import AskScript
 from foqs.ids import first_id
 from foqs.item import Change, Item, Phase, Place, To, Waits
+from foqs.opened import Opened
 from foqs.policies.layers import Policies
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
-from foqs.rows import Opened
 from foqs.shardmgr.lifecycle import BreakerSettings, BreakerState, ShardState
 
 # Members of enums, bound once for the hot path.
@@ -83,6 +83,10 @@ class Shard:
         self.queue.kept.count_topics(self.memory.lane_numbers)
         self.memory.noted = dict(opened.noted)
         self.memory.holding = self.memory.holding or opened.holding
+        if opened.ordered:
+            self.memory.orders.begin(opened.order_leases)
+        if opened.homes:
+            self.memory.orders.goes_elsewhere(opened.homes)
         self.owner.begin(opened, begun_ms, now_ms)
         if opened.tail:
             self.owner.tried_room(now_ms, fits=False, inserts=True, removals=False)

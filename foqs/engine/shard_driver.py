@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from foqs.ids import Marks
-from foqs.rows import Opened
+from foqs.opened import Opened
 from foqs.shardmgr.lifecycle import ShardState
 
 HELD_RETRY_MS = 200

@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from foqs.buffers.held_keys import Claim
-from foqs.buffers.pending_dedup import Copy, Freed, Give, KeyedRequest
+from foqs.buffers.pending_dedup import Copy, Freed, Give, KeyedRequest, ShardGone
 from foqs.buffers.shard_batch import ANSWERED, ShardBatch
 from foqs.engine import consumers, enqueue
 from foqs.engine.shard import Shard
 from foqs.engine.shard_queue import ShardQueue
 from foqs.engine.state import State, in_slices
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
-from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
+from foqs.fairness.keys import ORDERED, LaneKey, lane_key, unpack_throttles
 from foqs.item import Cause, Item
+from foqs.opened import Opened
 from foqs.prefetch.lane import Lane
-from foqs.rows import BACKLOG_SHIFT, Opened
+from foqs.rows import BACKLOG_SHIFT
 from foqs.rules import unpack_rules, unpack_until
 from foqs.shardmgr.lifecycle import BreakerState
 
@@ -50,11 +51,15 @@ def fill(shard: Shard, opened: Opened) -> Iterator[None]:
         if row.weight:
             lane.weigh(row.weight)
         lane.total, lane.leased = opened.timers.get(row.lane, (0, 0))
+        if lane.until == ORDERED:
+            lane.total, lane.behind = opened.ordered.get(row.lane, (0, 0))
         if not at % _LANES:
             yield
     times: dict[int, int] = {}  # one number a bucket, for all lanes
     for at, backlog in enumerate(opened.backlog, 1):
         lane = memory.lane_numbers[backlog.lane]
+        if lane.until == ORDERED:
+            continue  # ready items are counted when their turns come
         lane.add_ready(times.setdefault(backlog.bucket, backlog.bucket << BACKLOG_SHIFT), backlog.items)
         lane.total += backlog.items
         if not at % _COUNTS:
@@ -182,17 +187,18 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     chunks = [*queue.chunks, *queue.returned, *(chunk for batch in batches for chunk in batch.chunks)]
     changes = [change for change in queue.changes if change.item.change is change]
     changes += [change for batch in batches for change in batch.changes]
-    moves: list[Give | Copy | Freed | Claim] = [*keys.gives, *keys.copies, *queue.held.claims]
+    moves: list[Give | Copy | Freed | ShardGone | Claim] = [*keys.gives, *keys.copies, *queue.held.claims]
     moves += [copy for batch in batches for copy in batch.copies]
     removals = queue.kept.take_waits()
     looks = [look for waiting in queue.looks.values() for look in waiting]
     reads = [*queue.lists, *queue.dead_reads, *(read for batch in batches for read in batch.reads)]
+    orders = shard.memory.orders
     shard.close()
     _detach(state, lanes)
     for chunk in chunks:
         if unknown is not None and chunk in unknown.chunks:
             chunk.request.refused(chunk.indices, OutcomeUnknown(_LOST_COMMITTING))
-        elif chunk.dedup is not None:  # only the next owner of the shard may store it
+        elif chunk.bound:  # only the next owner of the shard may store it
             chunk.request.refused(chunk.indices, error)
         else:
             chunk.in_flight = False
@@ -211,6 +217,9 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
         look(None, None, error)
     for read in reads:
         read.refuse(error)
+    orders.dead.end(error)
+    for ask in orders.asks:
+        ask.refuse(error)
     state.awaited.closed(shard.number, error)
     state.callbacks.served()
 

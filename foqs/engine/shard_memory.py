@@ -14,13 +14,24 @@ from foqs.buffers.tail import Tail
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.engine.endings import Awaited
+from foqs.engine.orders import Orders
 from foqs.engine.shard_queue import ShardQueue
-from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, rules_of, tenancy_of, topic_key, until_of
+from foqs.fairness.keys import (
+    ORDERED,
+    LaneKey,
+    TopicKey,
+    is_plain,
+    lane_key,
+    rules_of,
+    tenancy_of,
+    topic_key,
+    until_of,
+)
 from foqs.fairness.topics import TenantLanes, Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To, body_bytes, from_ready
 from foqs.prefetch.lane import Entry, Lane, Window
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
-from foqs.rows import AT_MOST_ONCE, Body, NewItem, ReadyRow
+from foqs.rows import AT_MOST_ONCE, Body, NewItem, NewOrdered, ReadyRow
 from foqs.rules import MOST_RULES, ItemRules
 
 FIRST_PAGE_ROWS = 128
@@ -67,6 +78,8 @@ class ShardMemory:
         self.holding = False  # some items may hold keys until they start or are done
         self.noted: dict[int, int] = {}  # items that have or get a row in `progress`; the bytes of their checkpoints
         self.limited: dict[str, Any] = {}  # by namespace: see `foqs.engine.concurrency`
+        self.ordering = False  # some items may have order keys
+        self.orders = Orders(self, self.budget)
 
     def configure(self, config: HostSection) -> None:
         self.config = config
@@ -84,6 +97,7 @@ class ShardMemory:
             item.abandon()
             self.give(item)
         self.queue.progress.drop(self.budget)
+        self.orders.drop()
         self.term.shard = None
 
     # ------------------------------------------------------------------------------------- topics to try
@@ -131,7 +145,10 @@ class ShardMemory:
         lane = self.lanes[key] = Lane(key, topic, self.term, number, namespace, stored=number is not None)
         self.topics.attach(topic, lane)
         lane.until = until_of(key)
-        self.holding = self.holding or lane.until > 0
+        if lane.until == ORDERED:
+            topic.ordered = self.ordering = True
+        else:
+            self.holding = self.holding or lane.until > 0
         if rules is not None:
             self.rules.setdefault(topic.key, {}).setdefault(rules, set()).add(lane)
         return lane
@@ -161,7 +178,7 @@ class ShardMemory:
         """Take over the lanes of `filled`, which count from now on as lanes of `shard`."""
         self.term, self.lanes, self.lane_numbers = filled.term, filled.lanes, filled.lane_numbers
         self.totals, self.tenants, self.rules = filled.totals, filled.tenants, filled.rules
-        self.holding = filled.holding
+        self.holding, self.ordering = filled.holding, filled.ordering
         self.dead_lanes, self.idle_lanes = filled.dead_lanes, filled.idle_lanes
         self.term.shard = shard
 
@@ -271,8 +288,15 @@ class ShardMemory:
                 if lane.tenants is not None:
                     lane.tenants.total += len(news)
                 ready = [new for new in news if not new.due_ms] if chunk.delays else news
-                if ready:
+                if ready and not chunk.ordered:
                     tail_bytes += self._add_new(ready, lane, unindexed)
+            if chunk.ordered:
+                for key, new in zip(keys, items, strict=True):  # items of one order key may have several lanes
+                    if not new.due_ms:
+                        assert isinstance(new, NewOrdered), "the items of the chunk have order keys"
+                        self.orders.stored(new, self.lanes[key])
+                if chunk.homes is not None:
+                    self.orders.are_here(items, chunk.homes)
         if unindexed:
             self.tail.add(sorted(unindexed), tail_bytes)
         for chunk in chunks:
@@ -358,7 +382,14 @@ class ShardMemory:
             self.enter_ready(item)
 
     def enter_ready(self, item: Item) -> None:
-        """Note that the item may be leased (again)."""
+        """Note that the item may be leased (again); one with an order key, when its turn comes."""
+        if item.order is None or self.orders.enters(item):
+            self.enter_turn(item)
+        else:
+            self.forget(item)
+
+    def enter_turn(self, item: Item) -> None:
+        """Note that the item may be leased: if it has an order key, it has its turn."""
         lane = item.lane
         lane.add_ready(item.deliver_after_ms)
         window = self._window(lane, 1)
@@ -372,6 +403,8 @@ class ShardMemory:
             self.bound_window(window)
         elif item.unindexed:
             self.index(item)
+        elif item.order is not None:
+            self.orders.leaves_memory(item)
 
     def _became_ready(self, lane: Lane[Item], entries: list[Entry[Item]]) -> None:
         topic, flow = lane.topic, lane.flow
@@ -386,6 +419,8 @@ class ShardMemory:
 
     def leave_ready(self, item: Item) -> None:
         """Note that the item may not be leased."""
+        if item.order is not None and item.phase is not Phase.WINDOW and self.orders.comes(item.id) is None:
+            return  # it is behind another one
         item.lane.remove_ready(item.deliver_after_ms)
         if item.phase is Phase.WINDOW:
             assert item.lane.window is not None
@@ -425,8 +460,11 @@ class ShardMemory:
             gone.leave_window()
             if gone.unindexed:
                 self.index(gone)
-            else:
-                self.forget(gone)
+                continue
+            self.forget(gone)
+            if gone.order is not None:
+                self.drop_body(gone)
+                self.orders.leaves_memory(gone)
 
     def open_window(self, lane: Lane[Item]) -> Window[Item]:
         window = lane.window
@@ -447,7 +485,8 @@ class ShardMemory:
     def indexed(self, item: Item) -> None:
         """Note that the transaction is committed that writes the row of an unindexed item or removes the item."""
         item.unindexed = False
-        self.tail.left(item.bytes)
+        if item.order is None:
+            self.tail.left(item.bytes)
 
     def has_progress(self, change: Change) -> None:
         """Count the checkpoint that `change` has written. The body in memory, if there is one, has an older one."""

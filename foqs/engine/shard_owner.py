@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.config.schema import HostSection
-from foqs.rows import Opened
+from foqs.opened import Opened
 from foqs.shardmgr.lifecycle import Breaker, BreakerSettings, ShardState, moved
 
 RETRY_MS = 20

@@ -19,8 +19,9 @@ from foqs.config.schema import HostSection
 from foqs.engine.asked_scripts import AskedScripts
 from foqs.errors import FoqsError
 from foqs.item import Change, Item, Phase, Place
+from foqs.opened import Opened
 from foqs.prefetch.lane import Lane
-from foqs.rows import Batch, Found, KeyRows, Opened
+from foqs.rows import Batch, Found, KeyRows
 
 Look = Callable[[Item | None, Found | None, FoqsError | None], None]
 """Called with the item that an id names, and its rows; None twice where there is none, or the error of the look-up."""
@@ -169,11 +170,19 @@ class ShardQueue:
         return number
 
     def take_chunks(self, *, keyed: bool = False) -> list[Chunk]:
-        """Take out the chunks that wait; `keyed`: the chunks with deduplication keys only."""
-        taken = [chunk for chunk in self.chunks if not keyed or chunk.dedup is not None]
-        self.chunks = deque(chunk for chunk in self.chunks if keyed and chunk.dedup is None)
+        """Take out the chunks that wait; `keyed`: only chunks that no other shard may store."""
+        taken = [chunk for chunk in self.chunks if not keyed or chunk.bound]
+        self.chunks = deque(chunk for chunk in self.chunks if keyed and not chunk.bound)
         self.chunk_rows = sum(len(chunk.items) for chunk in self.chunks)
         return taken
+
+    def take_behind(self, refused: Chunk) -> list[Chunk]:
+        """Take out the chunks that wait with items of the same request with order keys."""
+        behind = [chunk for chunk in self.chunks if chunk.ordered and chunk.request is refused.request]
+        for chunk in behind:
+            self.chunks.remove(chunk)
+            self.chunk_rows -= len(chunk.items)
+        return behind
 
     def take_returned(self) -> list[Chunk]:
         """Take out the chunks that the last batch did not store."""

@@ -82,7 +82,7 @@ def active_topics(
                 continue
             one = yield from _counted(state, key)
             minute = state.topics.rates.by_topic.of(key) if rates else None
-            if not (one.ready or (every and (one.delayed or one.leased or any(minute or ())))):
+            if not (one.ready or (every and (one.delayed or one.leased or one.behind or any(minute or ())))):
                 continue
             if len(found) == limit:
                 done(found, True)
@@ -135,19 +135,21 @@ def _has_dead(state: State, key: TopicKey) -> Generator[None, None, bool]:
 
 
 @in_slices
-def count(state: State, key: TopicKey, done: Callable[[tuple[int, int, int]], None]) -> Iterator[None]:
-    """Report the numbers of ready, delayed and leased items of a topic."""
+def count(state: State, key: TopicKey, done: Callable[[tuple[int, int, int, int]], None]) -> Iterator[None]:
+    """Report the numbers of ready, delayed and leased items of a topic, and of those behind in their orders."""
     one = yield from _counted(state, key)
-    done((one.ready, one.delayed, one.leased))
+    done((one.ready, one.delayed, one.leased, one.behind))
 
 
 class _Counts(NamedTuple):
-    """Items of a topic by state. Of the ready ones: `paused` by the topic's policy, `throttled` in flows that wait.
+    """Items of a topic by state, `behind` items wait for earlier ones of their order keys.
+    Of the ready ones: `paused` by the topic's policy, `throttled` in flows that wait.
     `oldest_ms`: `oldest_ready_at_ms`, 0 without one. `dead`: it has dead letters, or takes them."""
 
     ready: int
     delayed: int
     leased: int
+    behind: int
     oldest_ms: int
     paused: int
     throttled: int
@@ -155,7 +157,7 @@ class _Counts(NamedTuple):
 
 
 def _counted(state: State, key: TopicKey) -> Generator[None, None, _Counts]:
-    ready = leased = total = oldest_ms = paused = throttled = 0
+    ready = leased = behind = total = oldest_ms = paused = throttled = 0
     dead, held = state.policies.takes_dead(key), pause_of(state, key)
     for at, lanes in enumerate(lanes_of(state, key)):
         if at:
@@ -169,8 +171,10 @@ def _counted(state: State, key: TopicKey) -> Generator[None, None, _Counts]:
                 elif lane.flow is not None and state.throttling.dry_gate(lane.flow) is not None:
                     throttled += lane.ready
             ready, leased, total = ready + lane.ready, leased + lane.leased, total + lane.total
+            behind += lane.behind
             dead = dead or bool(lane.dead)
-    return _Counts(ready, max(0, total - ready - leased), leased, oldest_ms, paused, throttled, dead)
+    delayed = max(0, total - ready - leased - behind)
+    return _Counts(ready, delayed, leased, behind, oldest_ms, paused, throttled, dead)
 
 
 @in_slices
@@ -189,7 +193,7 @@ def topic_stats(state: State, key: TopicKey, now_ms: int, done: Callable[[TopicS
             tenants=tuple(tenants.named()), ready_paused=one.paused, ready_throttled=one.throttled,
             more_tenants=tenants.rest_if_any(), attempts_failed_minute=minute, attempts_failed_10_minutes=ten,
             attempts_failed_hour=hour, enqueued_minute=enqueued, delivered_minute=delivered, acked_minute=acked,
-            failed_minute=attempts,
+            failed_minute=attempts, behind=one.behind,
         )
     )  # fmt: skip
 

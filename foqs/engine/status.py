@@ -124,6 +124,8 @@ def rates_of(
 
 
 class _Counts(NamedTuple):
+    """`ready`: with the items that wait for an earlier one of their order key."""
+
     ready: int
     leased: int
     total: int
@@ -147,7 +149,7 @@ class _Ready:
 def _walk(state: State, key: TopicKey, now_ms: int) -> Generator[None, None, tuple[TopicStatus, _Counts]]:
     """Return the figures of a topic, and counts of all its items. The figures leave out items that a pause holds,
     unless it holds all ready ones."""
-    free, held, leased, total, dead = _Ready(), _Ready(), 0, 0, False
+    free, held, leased, behind, total, dead = _Ready(), _Ready(), 0, 0, 0, False
     pause = pause_of(state, key)
     for part, lanes in enumerate(lanes_of(state, key)):
         if part:
@@ -156,11 +158,11 @@ def _walk(state: State, key: TopicKey, now_ms: int) -> Generator[None, None, tup
             if lane.ready:
                 (held if pause is not None and pause(lane) else free).add(lane)
             dead = dead or bool(lane.dead and lane.total)
-            leased, total = leased + lane.leased, total + lane.total
+            leased, behind, total = leased + lane.leased, behind + lane.behind, total + lane.total
     said = free if free.items else held
     consumed, dead = bool(said.items) and _consumed(state, key, now_ms), dead or state.policies.takes_dead(key)
     status = TopicStatus(*key, said.items, said.oldest_ms, said.newest_ms, said is held, consumed, dead)
-    return status, _Counts(free.items + held.items, leased, total)
+    return status, _Counts(free.items + held.items + behind, leased, total)
 
 
 def _consumed(state: State, key: TopicKey, now_ms: int) -> bool:

@@ -45,6 +45,8 @@ def hold(shard: Shard, rows: Sequence[DedupRow], transaction: Batch) -> None:
 def note(shard: Shard, change: Change, transaction: Batch) -> None:
     """Free the key of an item that has started, is done, or is dead; or note that a redrive has taken it."""
     item, to = change.item, change.to
+    if item.order is not None:
+        return  # it has no deduplication key
     until = item.lane.until
     if to is _GONE:
         if change.digest is not None:

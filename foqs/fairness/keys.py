@@ -13,6 +13,8 @@ TopicKey = tuple[str, str]
 LaneKey = NewType("LaneKey", object)
 """The key of a lane inside a shard: a type of its own, so that the type checker finds it in the place of a topic."""
 
+ORDERED = 8
+"""In place of an `Until`: the items of the lane have order keys."""
 _BETWEEN = b"\0"
 _TEXT_HEAD, _LIST_HEAD, _SIZE = 7, 8, 4
 MOST_TENANCY_BYTES = (
@@ -25,8 +27,8 @@ def lane_key(
     key: TopicKey, fairness: str = "", throttles: tuple[str, ...] = (), rules: ItemRules | None = None, until: int = 0
 ) -> LaneKey:  # fmt: skip
     """Return the key of the lane with this fairness key, throttle set, which is in order, rules, and end of its items'
-    deduplication keys (`foqs.ids.Until`). The key of a topic's plain lane is `key` itself: a second tuple would take 72
-    bytes a topic. Keys of other lanes begin with `key`."""
+    deduplication keys (`foqs.ids.Until`), or ORDERED. The key of a topic's plain lane is `key` itself: a second tuple
+    would take 72 bytes a topic. Keys of other lanes begin with `key`."""
     lane: Any
     if until:
         lane = (key, fairness, throttles, rules, until)
@@ -54,9 +56,15 @@ def rules_of(key: LaneKey) -> ItemRules | None:
 
 
 def until_of(key: LaneKey) -> int:
-    """Return when the keys of the lane's items are free (`foqs.ids.Until`); 0: when their window ends."""
+    """Return when the keys of the lane's items are free (`foqs.ids.Until`); 0: when their window ends. ORDERED: the
+    items have order keys, and no deduplication keys."""
     lane: Any = key
     return lane[4] if len(lane) == 5 else 0
+
+
+def is_ordered(key: LaneKey) -> bool:
+    """Return True if the items of the lane have order keys."""
+    return until_of(key) == ORDERED
 
 
 def fairness_of(key: LaneKey) -> str:

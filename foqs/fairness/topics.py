@@ -40,15 +40,16 @@ class Topic(Generic[L]):
     these rules, that each delivery needs. From the first lane with a fairness key or throttle keys on, `turns` has the
     lanes instead. `failing` counts its failed attempts, None if it has none lately. `traffic` has the counts of its
     namespace. `totals` are its counters, and `counters` the same ones while something was counted in the present step
-    of the rates."""
+    of the rates. `ordered`: it has, or had, items with order keys."""
 
-    __slots__ = ("bounds", "counters", "failing", "first", "key", "rules", "totals", "traffic", "turns")
+    __slots__ = ("bounds", "counters", "failing", "first", "key", "ordered", "rules", "totals", "traffic", "turns")
 
     def __init__(self, key: TopicKey, traffic: Traffic) -> None:
         self.key = key
         self.traffic = traffic
         self.rules: Counter[ItemRules] | None = None
         self.first: L | None = None
+        self.ordered = False
         self.bounds: Any = None
         self.turns: Turns[L] | None = None
         self.failing: Failed | None = None

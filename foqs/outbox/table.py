@@ -77,6 +77,8 @@ def fixed_item(spec: ItemSpec, key: str, now_ms: int) -> ItemSpec:
     """Return the item with `key` if it has no dedup key, and with its delay and its TTL counted from `now_ms` (Unix
     epoch). Raises Invalid for a wrong field."""
     check_item(spec)
+    if spec.order_key:
+        raise Invalid("an outbox takes no item with an order_key: its dedup_key decides the shard of an item")
     changes: dict[str, Any] = {}
     if spec.dedup_key is None:
         changes["dedup_key"] = key

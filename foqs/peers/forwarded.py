@@ -39,7 +39,7 @@ RETRY_MS = 100
 AGAIN_MS = 100
 """The pause before a host that did not answer is asked again."""
 NO_OWNER = "the item's shard is being moved"
-_KEY_NOT_SERVED = "no host serves the shard of the dedup_key: it is disabled, or no host can open its database"
+_KEY_NOT_SERVED = "no host serves the shard of the key: it is disabled, or no host can open its database"
 _NOT_SERVED_RETRY_MS = 1_000
 
 _MARGIN = 0.1
@@ -169,10 +169,13 @@ class Exchange:
         return None if route is None or route.host == self.host_id else route
 
     def find_key(self, digest: bytes) -> Target:
-        """Return where a request for a deduplication key goes."""
+        """Return where a request for a key goes, by its digest."""
+        slots = self.routing().slots.shards
+        return self.find_key_shard(slots[hash_slot_of(digest)] if slots else 0)
+
+    def find_key_shard(self, number: int) -> Target:
+        """Return where a request for a key goes whose shard has that number."""
         routing = self.routing()
-        slots = routing.slots.shards
-        number = slots[hash_slot_of(digest)] if slots else 0
         if self.serves(number):
             return HERE
         owner = routing.owners.get(number)
@@ -317,6 +320,11 @@ class Forwarded(ABC):
     def mark(self, group: Iterable[int], *, carried_out: bool) -> None:  # noqa: B027 - only items by id need it
         """Note for the request's time-out that a host may have carried out the entries, or that none has."""
 
+    def cut(self, group: Sequence[int]) -> Iterable[Sequence[int]]:
+        """Return the groups to send in place of one that is too large for a request."""
+        half = len(group) // 2
+        return group[:half], group[half:]
+
     def hold_ms(self, now_ms: int) -> int:
         """Return how long astray entries wait for an owner."""
         return self._exchange.handover_ms
@@ -436,9 +444,8 @@ class Forwarded(ABC):
             if self.done:
                 return
             if isinstance(error, RequestTooLarge) and len(group) > 1:
-                half = len(group) // 2
-                self._send(address, group[:half], ways)
-                self._send(address, group[half:], ways)
+                for part in self.cut(group):
+                    self._send(address, part, ways)
                 return
             outcomes = None if error is not None else self.outcomes(response)
             if outcomes is None or len(outcomes) != len(group):

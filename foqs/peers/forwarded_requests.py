@@ -2,7 +2,8 @@
 
 A request is repeated after a lost reply only if asking twice has the same end: an ack, an extension, a delete, a
 change, a look-up, an enqueue with a deduplication key. A repeated nack could delay the item, or count its attempt, a
-second time, and a repeated enqueue without a key could store an item twice. So their outcome is OUTCOME_UNKNOWN.
+second time, and a repeated enqueue without a deduplication key could store an item twice. So their outcome is
+OUTCOME_UNKNOWN.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from foqs.engine import dedup, explain, item_ops, listing
 from foqs.engine.calls import EnqueueCall, ItemsCall
 from foqs.engine.listing import Search, last_failure_struct
 from foqs.engine.shard import Shard
-from foqs.errors import Conflict, FoqsError, NotFound, NotServed, OutcomeUnknown, Unavailable, item_error
+from foqs.errors import Conflict, FoqsError, KeyElsewhere, NotFound, NotServed, OutcomeUnknown, Unavailable, item_error
 from foqs.idl import idl
 from foqs.ids import shard_of
+from foqs.order import KeyHome
 from foqs.peers.forwarded import NO_OWNER, RETRY_MS, Exchange, Forwarded, Incoming, LongIncoming, Outcome, Target, Ways
 from foqs.second_answer import CHANGE as CHANGE_POLICY
 from foqs.second_answer import END_ITEM, FORWARDED_ACK, KEYED, LOOK, ONCE, Duplicate, Policy, Verdict, stored
@@ -27,6 +29,10 @@ from foqs.second_answer import GIVE as GIVE_POLICY
 from foqs.shardmgr.routing import Route
 
 _UNSAID = "the asked host's answer has neither an id nor an error for the item"
+_TOO_MANY = "the items of its order_key before it fill the request to the key's host"
+_NO_HOME = KeyHome(0, 0)
+_AT_ONCE = 5
+"""Each fifth time that the items of a key are sent on, they wait: a slot moves, or a host has old facts."""
 _LOST = "the shard's host did not answer: nothing was read"
 
 # ------------------------------------------------------------------------------------- items by id
@@ -225,14 +231,16 @@ class ForwardedEnqueue(_Enqueued):
             self._call.settled(list(ended), list(ended.values()))
 
 
-class ForwardedDedupEnqueue(_Enqueued):
-    """Items with deduplication keys whose shards other hosts serve. Each may be sent more than once: the host that has
-    stored it answers with its id again.
+class ForwardedKeyedEnqueue(_Enqueued):
+    """Items with deduplication keys, or with order keys, whose shards other hosts serve. An item with a deduplication
+    key may be sent more than once: the host that has stored it answers with its id again. The items of an order key go
+    to its host in one request, so that they keep their order.
 
     While the rows of a slot are being moved, the owner of the slot's shard refuses its keys, although the routing stays
-    the same: so that host is asked again."""
+    the same: so that host is asked again. An order key may have another shard than its slot: the answers say which
+    (`foqs.engine.order_homes`)."""
 
-    __slots__ = ("_adopt", "_items")
+    __slots__ = ("_adopt", "_homes", "_items", "_redirects")
     rerouted = False
 
     def __init__(
@@ -244,14 +252,61 @@ class ForwardedDedupEnqueue(_Enqueued):
         deadline_ms: int,
         adopt: Callable[[], None],
     ) -> None:
-        """`adopt` is called when a shard served here lacks a slot that the routing gives it."""
-        super().__init__(exchange, call, KEYED, request, [one.at for one in items], deadline_ms)
+        """All `items` have the same kind of key. `adopt` is called when a shard served here lacks a slot that the
+        routing gives it."""
+        policy = KEYED if items[0].item.order_key is None else ONCE
+        super().__init__(exchange, call, policy, request, [one.at for one in items], deadline_ms)
         self._items = {one.at: one for one in items}
         self._adopt = adopt
+        self._homes: dict[bytes, KeyHome] = {}
+        self._redirects: dict[bytes, int] = {}
         call.unsent.append(self)
 
     def target(self, at: int) -> Target:
-        return self._exchange.find_key(self._items[at].dedup.digest)
+        digest = self._items[at].dedup.digest
+        home = self._homes.get(digest)
+        if home is None or home.empty:
+            return self._exchange.find_key(digest)
+        return self._exchange.find_key_shard(home.shard)
+
+    def part(self, group: Sequence[int]) -> Any:
+        made = super().part(group)
+        if self._homes:
+            homes = [self._homes.get(self._items[at].dedup.digest, _NO_HOME) for at in group]
+            made.homes = [idl.KeyHome(*home) for home in homes]
+        return made
+
+    def merge(self, group: Sequence[int], ways: Ways, outcomes: Sequence[Outcome]) -> None:
+        """Send items to the homes of their keys at once, unless they were sent on too often."""
+        refused = {at: one.home for at, one in zip(group, outcomes, strict=True) if isinstance(one, KeyElsewhere)}
+        if not refused:
+            super().merge(group, ways, outcomes)
+            return
+        for digest, home in {self._items[at].dedup.digest: home for at, home in refused.items()}.items():
+            self._redirects[digest] = self._redirects.get(digest, 0) + 1
+            self._homes[digest] = home
+        at_once = {at for at in refused if self._redirects[self._items[at].dedup.digest] % _AT_ONCE}
+        for at in group:
+            if at in at_once:
+                self.add(at)
+        rest = [at for at in group if at not in at_once]
+        if rest:
+            by_entry = dict(zip(group, outcomes, strict=True))
+            super().merge(rest, ways, [by_entry[at] for at in rest])
+
+    def cut(self, group: Sequence[int]) -> Iterable[Sequence[int]]:
+        if self.policy is KEYED:
+            return super().cut(group)
+        keys: dict[bytes, list[int]] = {}
+        for at in group:
+            keys.setdefault(self._items[at].dedup.digest, []).append(at)
+        if len(keys) > 1:
+            parts = list(keys.values())
+            return [[at for n in half for at in parts[n]] for half in super().cut(range(len(parts)))]
+        first, rest = super().cut(group)
+        for at in rest:
+            self.settle(at, Unavailable(_TOO_MANY, RETRY_MS))
+        return [first]
 
     def settle(self, at: int, outcome: int | FoqsError) -> None:
         if isinstance(outcome, int):
@@ -262,15 +317,22 @@ class ForwardedDedupEnqueue(_Enqueued):
         engine, now_ms = self._exchange.engine, self._exchange.now_ms()
         away: list[Keyed] = []
         slots = self._exchange.routing().slots.shards
-        for number, part in dedup.by_shard(slots, [self._items[at] for at in group]).items():
+        items = [self._items[at] for at in group]
+        for one in items if self._homes else ():
+            one.home = self._homes.get(one.dedup.digest)
+        for number, part in dedup.by_shard(slots, items).items():
             sure = [one for one in part if one.at not in self._doubtful]
-            away += dedup.place_taken(engine.state, self._call, number, sure, now_ms)
+            away += dedup.place_taken(engine.state, self._call, number, sure, now_ms, self._moved)
             for one in part:
                 if one.at in self._doubtful:
                     away += dedup.place_taken(engine.state, self._call_of(one), number, [one], now_ms)
         if away:  # rows of their slots are not all here, or the shard is about to take the slots
             self._adopt()
         return [one.at for one in away]
+
+    def _moved(self, items: Sequence[Keyed], error: FoqsError) -> None:
+        if not self.done:
+            self.merge([one.at for one in items], {}, [error] * len(items))
 
     def _call_of(self, one: Keyed) -> EnqueueCall:
         """Return a call for an item that another host may have stored: this host's refusal does not settle it."""

@@ -1,8 +1,8 @@
 """Requests that reach a host that cannot answer them from its own shards, and go to a host that can.
 
 Acks, nacks, extensions, deletes and look-ups go to the owner of the item's shard, an enqueue with a deduplication key
-to the owner of the key's shard. A plain enqueue goes to any host that has shards, when this host has no healthy one; a
-dequeue to a host that is known to have the topic, when nothing of it is ready here.
+or an order key to the owner of the key's shard. A plain enqueue goes to any host that has shards, when this host has no
+healthy one; a dequeue to a host that is known to have the topic, when nothing of it is ready here.
 
 A lone host is a cluster with one host. It answers each request itself: every shard is here, or does not exist.
 """
@@ -22,16 +22,17 @@ from foqs.engine.listing import Search
 from foqs.errors import FoqsError, NotSent, NotServed, OutcomeUnknown
 from foqs.fairness.keys import TopicKey
 from foqs.idl import LeasedBytes, idl, is_forwarded
+from foqs.order import KeyHome
 from foqs.peers.forwarded import Ask, Done, Exchange, ForwardLog, Incoming, LongIncoming, Timers
 from foqs.peers.forwarded_requests import (
     NACK,
-    ForwardedDedupEnqueue,
     ForwardedEnqueue,
     ForwardedExplain,
     ForwardedGetItem,
     ForwardedGetItemOfKey,
     ForwardedGetResult,
     ForwardedItems,
+    ForwardedKeyedEnqueue,
     ForwardedList,
     Kind,
 )
@@ -177,11 +178,19 @@ class Forwarder:
     def enqueue_keyed(
         self, waiting: EnqueueCall, items: list[Keyed], request: Any, now_ms: int, deadline_ms: int
     ) -> None:
-        """Store items with deduplication keys on the owners of their shards, this host included."""
+        """Store items with deduplication keys or order keys on the owners of their shards, this host included."""
         slots, adopt = self.slots(), self.slot_moves.adopt
-        if not self._answered_here(request):
-            ForwardedDedupEnqueue(self.exchange, waiting, items, request, deadline_ms, adopt).route()
-            return
+        forwards = not self._answered_here(request)
+        if forwards or self._has_homes():
+            ordered = [one for one in items if one.item.order_key is not None]
+            items = [one for one in items if one.item.order_key is None] if ordered else items
+            for part in (ordered, items if forwards else ()):
+                if part:
+                    ForwardedKeyedEnqueue(self.exchange, waiting, part, request, deadline_ms, adopt).route()
+            if forwards:
+                return
+        elif is_forwarded(request) and request.homes:
+            take_homes(items, request.homes)
         for number, part in dedup.by_shard(slots, items).items():
             if not self.engine.state.shards_elsewhere:
                 dedup.place(self.engine.state, waiting, number, part, now_ms)
@@ -236,6 +245,11 @@ class Forwarder:
                 return
 
     # ------------------------------------------------------------------------------------- inside
+
+    def _has_homes(self) -> bool:
+        """Return True if order keys have other shards than their slots, on a lone host."""
+        state = self.engine.state
+        return not state.shards_elsewhere and any(shard.memory.orders.elsewhere for shard in state.serving)
 
     def _answered_here(self, request: Any) -> bool:
         """Return True if the request may go to no other host: it made its one hop, or there is no other host."""
@@ -357,6 +371,14 @@ class Forwarder:
         deadline_ms = self._now_ms() + self.engine.state.config.host.confirm_ms
         part = idl.NackRequest(releases)
         self.exchange.send(address, NACK.method, part, origin, deadline_ms, lambda response, error: None)
+
+
+def take_homes(items: Iterable[Keyed], homes: Sequence[Any]) -> None:
+    """Give the items of a forwarded request the homes of their keys, one for each item of the request."""
+    for one in items:
+        home = homes[one.at] if one.at < len(homes) else None
+        if home is not None and home.shard and one.item.order_key is not None:
+            one.home = KeyHome(home.shard, home.stamp or 0, bool(home.empty))
 
 
 class LoneForwarder(Forwarder):

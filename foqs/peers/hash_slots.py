@@ -1,4 +1,4 @@
-"""Moves of the hash slots of deduplication keys between shards, at the owner of a shard.
+"""Moves of the hash slots of deduplication keys and order keys between shards, at the owner of a shard.
 
 A shard has a slot (`foqs.rows.Holding`) if the record of slots says so and the slot does not move. An owner whose
 record is older than the record that its shard obeyed last waits for a newer one.
@@ -8,6 +8,8 @@ shard for the rows, page by page, stores them, and writes to the record that the
 stops the source shard from accepting keys of the slot (`foqs.engine.dedup`). Those keys wait until the record has
 changed, so only a few slots move at a time. A new owner of either shard starts the move again; copying rows twice does
 no harm.
+
+Items with order keys stay where they are. The target shard gets a list of their keys (`foqs.engine.order_homes`).
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from foqs.buffers.pending_dedup import Copy, Give
+from foqs.buffers.pending_dedup import Copy, Give, GivenPage, ShardGone
 from foqs.engine.engine import Engine
 from foqs.engine.enqueue import RETRY_MS
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotServed, Overloaded, Unavailable
 from foqs.idl import idl
-from foqs.ids import next_digest
+from foqs.order import OrderHome
 from foqs.peers.forwarded import Ask
 from foqs.rows import DedupRow, Holding
 from foqs.shardmgr.facts import SlotMove, Slots
@@ -46,9 +48,18 @@ def give(engine: Engine, slots: Slots, number: int, wanted: Give) -> None:
         raise NotServed("the shard is not served here now")
     if wanted.stamp > slots.stamp or wanted.slot not in slots.moves or slots.shards[wanted.slot] != number:
         raise Unavailable("this host knows of no move of the slot", RETRY_MS)
-    if len(shard.queue.keys.gives) >= _MOST_GIVES:
+    gives, memory = shard.queue.keys.gives, shard.memory
+    if len(gives) >= _MOST_GIVES:
         raise Overloaded("the shard gives enough slots away", RETRY_MS)
-    shard.queue.keys.gives.append(wanted)
+
+    def known(error: FoqsError | None) -> None:
+        if error is not None:
+            wanted.done(error)
+        else:
+            gives.append(wanted)
+        engine.state.touch(shard)
+
+    memory.orders.when_dead_known(known, some=bool(memory.dead_lanes))
     engine.state.touch(shard)
 
 
@@ -59,7 +70,7 @@ class _Pull:
 
     def __init__(self, shard: Shard, moves: Mapping[int, SlotMove]) -> None:
         self.shard = shard
-        self.moves = moves
+        self.moves = dict(moves)
         self.left = list(moves)
 
 
@@ -81,6 +92,7 @@ class SlotMigration:
         self._ask = ask
         self._later = later
         self._pulls: dict[int, _Pull] = {}
+        self._forgets: set[tuple[int, int]] = set()  # shards that forget removed shards
 
     def changed(self) -> None:
         """Follow a new routing, or a shard that was opened here."""
@@ -90,6 +102,7 @@ class SlotMigration:
             elif not pull.left:
                 self._report_arrived(pull.moves)
         self.adopt()
+        self._forget_removed()
         for shard in self._engine.state.serving:
             if shard.owner.state is ShardState.SERVING and shard.number not in self._pulls:
                 self._begin(shard)
@@ -146,26 +159,49 @@ class SlotMigration:
             if error is not None:
                 self._later(AGAIN_MS, lambda: self._fetch(pull, low))
             elif self._goes_on(pull):
-                keys = response.keys or ()
-                self._store(pull, low, [DedupRow(key.digest, key.content, key.id, key.expires_at_ms) for key in keys])
+                self._store(pull, low, _page_of(pull, number, response))
 
         request = idl.GiveSlotRequest(number, slot, routing.slots.stamp, low, _PAGE_ROWS)
         self._ask(owner.address, "GiveSlot", request, _ANSWER_MS, answered)
 
-    def _store(self, pull: _Pull, low: bytes | None, rows: list[DedupRow]) -> None:
+    def _store(self, pull: _Pull, low: bytes | None, page: GivenPage) -> None:
         def stored(error: FoqsError | None) -> None:
             if error is not None:
                 self._later(AGAIN_MS, lambda: self._fetch(pull, low))
-            elif len(rows) == _PAGE_ROWS:
-                self._fetch(pull, next_digest(rows[-1].digest))
+            elif page.rest is not None:
+                self._fetch(pull, page.rest)
             else:
                 self._arrived(pull)
 
-        if rows or low is None:
-            pull.shard.queue.keys.copies.append(Copy(pull.left[0], rows, low is None, stored))
+        if page.rows or page.homes or low is None:
+            pull.shard.queue.keys.copies.append(Copy(pull.left[0], page.rows, low is None, stored, page.homes))
             self._engine.state.touch(pull.shard)
         else:
             stored(None)
+
+    # ------------------------------------------------------------------------------------- order keys
+
+    def _forget_removed(self) -> None:
+        """Shards that were removed have no order keys of slots that are here."""
+        routing = self._routing()
+        for shard in self._engine.state.serving:
+            elsewhere = shard.memory.orders.elsewhere
+            if elsewhere and shard.number in routing.shards and routing.slots.stamp >= shard.queue.keys.held.stamp:
+                for number in sorted({home.shard for home in elsewhere.values()} - routing.shards):
+                    self._forget(shard, number)
+
+    def _forget(self, shard: Shard, number: int) -> None:
+        def done(error: FoqsError | None) -> None:
+            self._forgets.discard((shard.number, number))
+            if error is not None:
+                self._later(AGAIN_MS, self._forget_removed)
+
+        if (shard.number, number) not in self._forgets:
+            self._forgets.add((shard.number, number))
+            shard.queue.keys.copies.append(ShardGone(number, done))
+            self._engine.state.touch(shard)
+
+    # ------------------------------------------------------------------------------------- the end of a move
 
     def _arrived(self, pull: _Pull) -> None:
         del pull.left[0]
@@ -178,3 +214,15 @@ class SlotMigration:
         if self._goes_on(pull):
             self._report_arrived(pull.moves)
             self._later(AGAIN_MS, lambda: self._finish(pull))
+
+
+def _page_of(pull: _Pull, number: int, response: Any) -> GivenPage:
+    """Return the page that the shard of that number gave."""
+    rows = [DedupRow(key.digest, key.content, key.id, key.expires_at_ms) for key in response.keys or ()]
+    stamp = pull.moves[pull.left[0]].since
+    homes = [
+        OrderHome(home.digest, home.shard or number, home.stamp if home.shard else stamp)
+        for home in response.homes or ()
+        if home.shard != pull.shard.number
+    ]
+    return GivenPage(rows, homes, response.rest)

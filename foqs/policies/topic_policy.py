@@ -91,8 +91,16 @@ class KeepEntry(Entry):
     most: Annotated[int, Field(ge=1, le=MOST_STORED)] = MOST_KEPT
 
 
+class OrderEntry(Entry):
+    """The items of an order key, while one of them waits for its retry. `on_failure`: they wait, too (`block`), or the
+    next ones are delivered (`skip`)."""
+
+    on_failure: Literal["block", "skip"] = "block"
+
+
 _FAIR = FairEntry()
 """One object for all entries: pydantic would copy a default with a dict for each entry."""
+_ORDER = OrderEntry()
 
 
 class PolicyEntry(Entry):
@@ -119,6 +127,7 @@ class PolicyEntry(Entry):
     hooks: HooksEntry | None = None
     keep: KeepEntry | None = None
     enforce: Annotated[tuple[Enforced, ...], Field(strict=False)] = ()
+    order: OrderEntry = Field(default_factory=lambda: _ORDER)
 
 
 BUILT_IN_ENTRY = PolicyEntry()
@@ -134,6 +143,7 @@ class TopicPolicy:
     `retry`: delays of failed items. `max_attempts`, `max_total_ms` since the enqueue, `stuck_after_ms` since the
     delivery: 0 means no bound. `dead_topic`: where items go after their last attempt; without one they are removed.
     `keep`: None where no item is kept after its end. `enforce`: bounds that hold for items with rules, too.
+    `order`: of items with order keys.
     `fills`: it has a value for enqueued items that do not set it. `plain`: it does nothing to an enqueue.
     """
 
@@ -159,6 +169,7 @@ class TopicPolicy:
     hooks: HooksEntry | None
     keep: KeepEntry | None
     enforce: tuple[str, ...]
+    order: OrderEntry
     fills: bool
     plain: bool
 

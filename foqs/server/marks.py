@@ -18,7 +18,7 @@ from foqs.engine.shard import Shard
 from foqs.errors import Invalid
 from foqs.folders import replace_file
 from foqs.ids import MARK_STEP, Mark, Marks, Stamp, decode_mark, encode_mark, mark_ahead
-from foqs.rows import Opened
+from foqs.opened import Opened
 from foqs.zk.protocol import FactStore, ZkError
 
 log = structlog.get_logger("foqs.host")

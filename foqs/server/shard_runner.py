@@ -25,7 +25,8 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
 from foqs.engine.state import Callbacks, State
 from foqs.ids import Marks, Stamp
-from foqs.rows import Opened, SettingRow
+from foqs.opened import Opened
+from foqs.rows import SettingRow
 from foqs.server.clock import DatabaseClock, HostClock, HostTimers, Survey, TimerHandle
 from foqs.server.marks import Marker, MarkStore
 from foqs.server.outages import OpenLog

@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeVar
 
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.ids import Marks
-from foqs.rows import Batch, Opened
+from foqs.opened import Opened
+from foqs.rows import Batch
 from foqs.store.protocol import (
     CommitUnknown,
     Fenced,

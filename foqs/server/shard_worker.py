@@ -20,7 +20,8 @@ from typing import TypeVar
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.ids import Marks
 from foqs.item import body_bytes
-from foqs.rows import Batch, Opened
+from foqs.opened import Opened
+from foqs.rows import Batch
 from foqs.server.shard_thread import Begun, Crashed, Finished, ShardThread
 from foqs.store.protocol import ShardStore, StoreError
 from foqs.store.sql import SqlStore

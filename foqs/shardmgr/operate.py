@@ -168,7 +168,7 @@ def use_shard(facts: Facts, shard: int, use: ShardUse) -> Change:
         ShardUse.DISABLED: f"disables shard {shard}: no host serves it, and its items wait in the database",
     }
     missing: Missing = nothing
-    then = f"shard {shard} is draining"
+    then = f"shard {shard} is draining. It still takes items of the order keys that it has items of"
     if use is ShardUse.ENABLED:
         then, missing = serving(facts, shard, "enabled")
     elif use is ShardUse.DISABLED:
@@ -350,7 +350,8 @@ def without_slots(shard: int) -> Missing:
             raise Invalid(f"another operator has {now} shard {shard}")
         left = facts.slots.shards.count(shard)
         others = any(fact.use is ShardUse.ENABLED for fact in facts.shards.values())
-        return [f"shard {shard} still has {counted(left, 'slot')} of deduplication keys"] if left and others else []
+        why = f"shard {shard} still has {counted(left, 'slot')} of deduplication and order keys"
+        return [why] if left and others else []
 
     return missing
 

@@ -15,12 +15,13 @@ from foqs.shardmgr.membership import away, read_only
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """A host's answer: its version of foqs, and for each shard that it serves the rows changed a second and the items
-    in any state."""
+    """A host's answer: its version of foqs, and for each shard that it serves the rows changed a second, the items in
+    any state, and the order keys of items that are in their order."""
 
     version: str
     rows_per_s: Mapping[int, float] = field(default_factory=dict)
     items: Mapping[int, int] = field(default_factory=dict)
+    order_keys: Mapping[int, int] = field(default_factory=dict)
 
 
 Answers = Mapping[str, HostAnswer]
@@ -57,8 +58,8 @@ class ShardRow:
     """`use` and `weight` are None for a shard that is assigned or served without a record. `state`: served, moving
     (another host than the assigned one serves it), opening (no host does yet), unreachable (its database does not
     answer the assigned host), read-only (its database takes no writes), unassigned, stopping (served although disabled
-    or removed), disabled. `load` (rows changed a second) and `items` (in any state) are None when the host that serves
-    the shard did not answer; `load` also when the shard's database does not work."""
+    or removed), disabled. `load` (rows changed a second), `items` (in any state) and `order_keys` are None when the
+    host that serves the shard did not answer; `load` also when the shard's database does not work."""
 
     id: int
     use: str | None
@@ -70,6 +71,7 @@ class ShardRow:
     state: str
     load: float | None = None
     items: int | None = None
+    order_keys: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,4 +162,5 @@ def _shard(facts: Facts, shard: int, under_way: frozenset[int], stuck: Mapping[i
         state,
         answer.rows_per_s.get(shard) if answer is not None else None,
         answer.items.get(shard) if answer is not None else None,
+        answer.order_keys.get(shard) if answer is not None else None,
     )

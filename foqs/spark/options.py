@@ -68,6 +68,7 @@ WRITE_COLUMNS = {
     "throttle_keys": ("array<string>",),
     "weight": _NUMBER[:-1],
     "rules": _TEXT,
+    "order_key": _TEXT,
 }
 HEADER_TYPES = ("string", "boolean", *_NUMBER)
 """Types of a column that is a header: those with one text."""

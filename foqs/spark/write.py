@@ -24,6 +24,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from foqs.client import Client, Duplicate, ItemSpec
+from foqs.client.key_order import breaks
 from foqs.errors import FoqsError, Invalid
 from foqs.second_answer import KEYED, ONCE, Verdict, judge
 from foqs.spark.options import WriteOptions, check_columns, columns_of
@@ -277,6 +278,7 @@ class Sender:
         self._known = known
         self._threads = ThreadPoolExecutor(options.in_flight, thread_name_prefix="foqs-spark")
         self._sent: deque[tuple[list[int], list[ItemSpec], Future[list[Any]]]] = deque()
+        self._ordered = False  # some row had an order key
         self._next_at = monotonic()
 
     def write(self, rows: Iterable[ItemSpec | Invalid]) -> None:
@@ -304,7 +306,8 @@ class Sender:
             self._threads.shutdown(cancel_futures=True)
 
     def _send(self, numbers: list[int], batch: list[ItemSpec]) -> None:
-        while len(self._sent) >= self._options.in_flight:
+        self._ordered = self._ordered or any(spec.order_key for spec in batch)
+        while len(self._sent) >= (1 if self._ordered else self._options.in_flight):  # or batches overtake each other
             self._settle()
         self._keep_pace(len(batch))
         self._sent.append((numbers, batch, self._threads.submit(self._store, batch)))
@@ -327,7 +330,10 @@ class Sender:
             made = self._client.enqueue_many([batch[i] for i in left], timeout_ms=max(1, min(_ATTEMPT_MS, left_ms)))
             for i, outcome in zip(left, made, strict=True):
                 outcomes[i] = outcome
-            left = [i for i in left if _may_come(batch[i], outcomes[i])] if monotonic() < deadline else []
+            again = [i for i in left if _may_come(batch[i], outcomes[i])]
+            failed = {i for i in left if breaks(outcomes[i])}.difference(again)
+            behind = any(batch[i].order_key for i in failed)  # rows of the key that must not be stored now
+            left = [] if behind or monotonic() >= deadline else again
         return outcomes
 
     def _settle(self) -> None:

@@ -102,7 +102,8 @@ def specs_of(batch: Any, topic: str | None, keys: KeyMaker | None) -> Iterator[I
         elif (wrong := _wrong(spec)) is not None:
             yield wrong
         else:
-            if keys is not None and spec.dedup_key is None and spec.dedup_until is None and spec.on_duplicate is None:
+            own = spec.dedup_key is not None or spec.dedup_until is not None or spec.on_duplicate is not None
+            if keys is not None and not own and not spec.order_key:
                 spec.dedup_key = keys.key(spec)  # the service refuses such a row with dedup_until: it needs its own key
             yield spec
 

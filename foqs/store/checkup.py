@@ -1,6 +1,7 @@
 """A look at a shard's database that changes nothing and takes no lock: what a host would meet there.
 
-Rows belong together: each item has a row in `ready` or `timer`, and one in `expiry` if it has a TTL. A host keeps these
+Rows belong together: each item has a row in `ready` or `timer`, or one in `ordered` that says that it needs none, and
+one in `expiry` if it has a TTL. A host keeps these
 rules. A restore of some tables, or a program that wrote by itself, breaks them: such items are never delivered, or
 never removed. The rows are read in pages, each with one statement, which sees the database at one time. So the owner of
 the shard continues, and its changes between two pages are no fault.
@@ -9,12 +10,13 @@ the shard continues, and its changes between two pages are no fault.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from foqs.checks import counted
+from foqs.order import HEAD_BYTES, Standing
 from foqs.rows import SettingRow
 from foqs.store import reads, replication, server
 from foqs.store.dialect import Dialect, dialect_of
@@ -25,10 +27,10 @@ from foqs.store.maintenance import granted, granting, table_findings, unreadable
 from foqs.store.opening import ORPHAN_REMEDY, orphan_words, orphans, read_opened
 from foqs.store.ownership import read_shard_row, start_without_lock
 from foqs.store.protocol import ShardRefused
-from foqs.store.reads import index_tail, with_end, with_rows
+from foqs.store.reads import SIZE, index_tail, with_end, with_rows
 from foqs.store.schema_diff import MAKE_SCHEMA, Schema, read_schema
 from foqs.store.server import Finding
-from foqs.store.tables import EXPIRY_OF_ITEM, TABLES
+from foqs.store.tables import EXPIRY_OF_ITEM, FAILURE_OF_ITEM, TABLES, TIMER_OF_ITEM
 
 _READ_TIMEOUT_S = 120.0
 _LANES = {"ready": reads.READY_LANES, "failure": reads.DEAD_LANES}
@@ -275,6 +277,7 @@ class _Rule(NamedTuple):
 _NO_ROW = "r.id IS NULL AND t.id IS NULL AND d.id IS NULL"
 _SAME_LANE = "i.id = a.id AND i.lane = a.lane"
 _SAME_PLACE = f"{_SAME_LANE} AND i.priority = a.priority AND i.deliver_after = a.deliver_after"
+_ORDER_DIGEST = f"SUBSTR({{}}.order_at, {HEAD_BYTES + 1})"
 _ALONE = "while no host serves the shard, run: "
 
 
@@ -283,6 +286,58 @@ def _orphans(table: str, key: tuple[str, ...], same: str, dialect: Dialect) -> _
     delete = f"DELETE FROM {table} WHERE NOT EXISTS (SELECT 1 FROM item i WHERE {same.replace('a.', f'{table}.')})"
     said = f"of table {table} have no item, or one with other values"
     return _Rule(table, key, joins, "i.id IS NULL", said, f"{_ALONE}{delete}")
+
+
+def _number_in_order(first: int, last: int) -> str:
+    """Return the number that these bytes of `a.order_at` are, from 0 on: no function of all databases reads it."""
+    digits = range(2 * first + 1, 2 * last + 3)
+    return " + ".join(
+        f"(INSTR('0123456789ABCDEF', SUBSTR(HEX(a.order_at), {digit}, 1)) - 1) * {16 ** (digits[-1] - digit)}"
+        for digit in digits
+    )
+
+
+def _with_order(dialect: Dialect) -> str:
+    """Joins what the item `a` has in `ordered`, by the key that the item says."""
+    place = f"COALESCE(NULLIF({_number_in_order(1, HEAD_BYTES - 1)}, 0), a.id)"
+    return (
+        f"LEFT JOIN {dialect.forced('ordered', 'o')} ON o.digest = {_ORDER_DIGEST.format('a')} "
+        f"AND o.standing = {_number_in_order(0, 0)} AND o.place = {place} AND o.id = a.id"
+    )
+
+
+def _order_rules(dialect: Dialect) -> Iterator[_Rule]:
+    key = ("digest", "standing", "place")
+    yield _orphans("ordered", key, f"i.id = a.id AND {_ORDER_DIGEST.format('i')} = a.digest", dialect)
+    yield _Rule(
+        "ordered", key, f"LEFT JOIN {dialect.forced('item', 'i')} ON i.id = a.id", "i.lane <> a.lane",
+        "of table ordered have other lanes than their items",
+        f"{_ALONE}UPDATE ordered SET lane = (SELECT i.lane FROM item i WHERE i.id = ordered.id) "
+        "WHERE id IN (SELECT id FROM item)",
+    )  # fmt: skip
+    rows = f"{with_rows(dialect)} {with_end(dialect)}".replace("= i.", "= a.")
+    failure = f"LEFT JOIN {dialect.forced('failure', 'f', FAILURE_OF_ITEM)} ON f.id = a.id"
+    end = with_end(dialect).replace("= i.", "= a.")
+    yield _Rule(
+        "ordered", key, f"{failure} {end}", "f.id IS NOT NULL OR d.id IS NOT NULL",
+        "of table ordered are of dead letters, or of items that have ended",
+        f"{_ALONE}DELETE FROM ordered WHERE id IN (SELECT id FROM failure) OR id IN (SELECT id FROM done)",
+    )  # fmt: skip
+    yield _Rule(
+        "ordered", key, f"LEFT JOIN {dialect.forced('timer', 't', TIMER_OF_ITEM)} ON t.id = a.id",
+        f"a.standing <> {Standing.IN_ORDER:d} AND t.id IS NULL",
+        "of table ordered wait for a time and have no row in timer: their items are never delivered",
+        f"{_ALONE}INSERT INTO timer (due, id, lane, lease, attempt, lease_ms, bytes) "
+        f"SELECT i.deliver_after, i.id, i.lane, 0, 0, 0, {SIZE} FROM item i JOIN ordered o ON o.id = i.id "
+        f"WHERE o.standing <> {Standing.IN_ORDER:d} AND i.id NOT IN (SELECT id FROM timer)",
+    )  # fmt: skip
+    yield _Rule(
+        "item", ("id",), f"{rows} {failure} {_with_order(dialect)}",
+        "a.order_at IS NOT NULL AND o.id IS NULL AND d.id IS NULL "
+        "AND (f.id IS NULL OR (r.id IS NULL AND t.id IS NULL))",
+        "of table item have an order key and no row that says their place: they are never delivered",
+        "restore all tables from the same backup",
+    )  # fmt: skip
 
 
 def _rules(dialect: Dialect) -> Iterator[_Rule]:
@@ -306,9 +361,10 @@ def _rules(dialect: Dialect) -> Iterator[_Rule]:
         "i.id IS NULL AND a.free_at = 0", "of table held_key hold a key for no item",
         f"{_ALONE}UPDATE held_key SET free_at = 1 WHERE free_at = 0 AND id NOT IN (SELECT id FROM item)",
     )  # fmt: skip
+    yield from _order_rules(dialect)
     item = ("item", ("id",))
     yield _Rule(
-        *item, rows, f"{_NO_ROW} AND ({indexed} = 0 OR a.id <= {indexed})",
+        *item, rows, f"{_NO_ROW} AND ({indexed} = 0 OR a.id <= {indexed}) AND a.order_at IS NULL",
         "of table item have no row in ready, timer or done: they are never delivered",
         f"{_ALONE}{index_tail(dialect, 0)}",
     )  # fmt: skip
@@ -360,13 +416,13 @@ def _broken(link: Link, dialect: Dialect, rule: _Rule, page_rows: int) -> Iterat
     """Yield the ids of rows that break the rule, page by page."""
     columns = tuple(f"a.{column}" for column in rule.key)
     source, order = dialect.forced(rule.table, "a"), ", ".join(columns)
-    after: Sequence[int] | None = None
+    after: tuple[Any, ...] | None = None
     while True:
-        bound = "" if after is None else f" WHERE {dialect.behind(columns, tuple(after))}"
+        bound = "" if after is None else f" WHERE {dialect.behind(columns, after)}"
         last = link.fetch(f"SELECT {order} FROM {source}{bound} ORDER BY {order} LIMIT 1 OFFSET {page_rows - 1:d}")
-        end = tuple(int(value) for value in last[0]) if last else None
+        end = tuple(map(_literal, last[0])) if last else None
         within = [dialect.up_to(columns, end)] if end is not None else []
-        within += [dialect.behind(columns, tuple(after))] if after is not None else []
+        within += [dialect.behind(columns, after)] if after is not None else []
         within.append(f"({rule.wrong})")
         where = " AND ".join([f"({one})" for one in within])
         yield [
@@ -375,3 +431,7 @@ def _broken(link: Link, dialect: Dialect, rule: _Rule, page_rows: int) -> Iterat
         if end is None:
             return
         after = end
+
+
+def _literal(value: int | bytes) -> int | str:
+    return f"x'{value.hex()}'" if isinstance(value, bytes) else int(value)

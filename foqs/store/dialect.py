@@ -24,12 +24,12 @@ class Dialect:
     """Fragments of SQL, and whether several statements may travel as one packet.
 
     `prepared_inserts`: they cost the server less than text does. `deleted_alone`: the most rows that cost less with a
-    DELETE for each than with one for all. `delete_...` are templates of a DELETE by a column, `ready_...` of one by the
-    key of `ready`, and `ready_key` is a key in a list. `ordered_join` joins from left to right;
-    `for_update` makes a read wait for the writers before it; `read_only` is a server's switch for that. `add_progress`
-    ends an INSERT into `progress`: a column that is NULL in a new row stays as it is, and its log is added. `free_keys`
-    is a template of a DELETE of the rows in `dedup` that name one of the items, `take_keys` ends an INSERT of keys that
-    counts only for keys that are free: they have expired by a time, or name the same item.
+    DELETE for each than with one for all. `delete_...` are templates of a DELETE by a column, `ready_...` and
+    `ordered_...` of one by the key of that table, and `..._key` is a key in a list. `ordered_join` joins from left to
+    right; `for_update` makes a read wait for the writers before it; `read_only` is a server's switch for that.
+    `add_progress` ends an INSERT into `progress`: a column that is NULL in a new row stays as it is, and its log is
+    added. `free_keys` is a template of a DELETE of the rows in `dedup` that name one of the items, `take_keys` ends an
+    INSERT of keys that counts only for keys that are free: they have expired by a time, or name the same item.
     """
 
     name: str
@@ -41,6 +41,9 @@ class Dialect:
     ready_one: str
     ready_listed: str
     ready_key: str
+    ordered_one: str
+    ordered_listed: str
+    ordered_key: str
     begin: str
     clock_ms: str
     connection_id: str
@@ -65,6 +68,17 @@ class Dialect:
             values = ",".join(map(self.ready_key.__mod__, piece))
             made.append((self.ready_listed.format(values=values), len(piece)))
 
+    def delete_ordered(self, made: list[Statement], keys: Sequence[tuple[bytes, int, int]]) -> None:
+        """Append statements to `made` that delete the rows of `ordered` with those keys."""
+        texts = [(digest.hex(), standing, place) for digest, standing, place in keys]
+        if len(keys) <= self.deleted_alone:
+            made += [(self.ordered_one % key, 1) for key in texts]
+            return
+        for at in range(0, len(keys), ROWS):
+            piece = texts[at : at + ROWS]
+            values = ",".join(map(self.ordered_key.__mod__, piece))
+            made.append((self.ordered_listed.format(values=values), len(piece)))
+
     def delete(
         self,
         made: list[Statement],
@@ -85,7 +99,7 @@ class Dialect:
             text = template.format(table=table, index=index, column=column, values=",".join(map(str, piece)))
             made.append((f"{text}{also}", len(piece) if all_there else None))
 
-    def behind(self, columns: tuple[str, ...], bounds: tuple[int, ...]) -> str:
+    def behind(self, columns: tuple[str, ...], bounds: tuple[int | str, ...]) -> str:
         """Rows whose `columns` are, as a tuple, greater than `bounds`.
 
         Spelled as a ladder: neither server reads `(a, b) > (1, 2)` as a range of an index.
@@ -95,7 +109,7 @@ class Dialect:
             ladder = f"{column} > {bound} OR ({column} = {bound} AND ({ladder}))"
         return f"{columns[0]} >= {bounds[0]} AND ({ladder})"
 
-    def up_to(self, columns: tuple[str, ...], bounds: tuple[int, ...]) -> str:
+    def up_to(self, columns: tuple[str, ...], bounds: tuple[int | str, ...]) -> str:
         """Rows whose `columns` are, as a tuple, at most `bounds`; spelled as in `behind`."""
         ladder = f"{columns[-1]} <= {bounds[-1]}"
         for column, bound in zip(columns[-2::-1], bounds[-2::-1], strict=True):
@@ -111,10 +125,10 @@ class SqliteDialect(Dialect):
     def forced(self, table: str, alias: str = "", index: str = "PRIMARY") -> str:
         return f"{table} {alias}"
 
-    def behind(self, columns: tuple[str, ...], bounds: tuple[int, ...]) -> str:
+    def behind(self, columns: tuple[str, ...], bounds: tuple[int | str, ...]) -> str:
         return f"({', '.join(columns)}) > ({', '.join(map(str, bounds))})"
 
-    def up_to(self, columns: tuple[str, ...], bounds: tuple[int, ...]) -> str:
+    def up_to(self, columns: tuple[str, ...], bounds: tuple[int | str, ...]) -> str:
         return f"({', '.join(columns)}) <= ({', '.join(map(str, bounds))})"
 
 
@@ -154,6 +168,8 @@ _KEY = "(lane,priority,deliver_after,id)"
 _TUPLE = "(%d,%d,%d,%d)"
 _HINTED = "DELETE /*+ INDEX({table} {index}) */ FROM {table} WHERE {column} IN ({values})"
 _READY_HINTED = f"DELETE /*+ INDEX(ready PRIMARY) */ FROM ready WHERE {_KEY} IN ("
+_ORDER_KEY, _ORDER_TUPLE = "(digest,standing,place)", "(x'%s',%d,%d)"
+_ORDERED_HINTED = f"DELETE /*+ INDEX(ordered PRIMARY) */ FROM ordered WHERE {_ORDER_KEY} IN ("
 MYSQL = Dialect(
     name="MySQL",
     one_packet=True,
@@ -164,6 +180,9 @@ MYSQL = Dialect(
     ready_one=f"{_READY_HINTED}{_TUPLE})",
     ready_listed=f"{_READY_HINTED}{{values}})",
     ready_key=_TUPLE,
+    ordered_one=f"{_ORDERED_HINTED}{_ORDER_TUPLE})",
+    ordered_listed=f"{_ORDERED_HINTED}{{values}})",
+    ordered_key=_ORDER_TUPLE,
     begin="BEGIN",
     clock_ms="CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
     connection_id="SELECT CONNECTION_ID()",
@@ -194,11 +213,19 @@ MARIADB = replace(
         "ON t.lane = c0 AND t.priority = c1 AND t.deliver_after = c2 AND t.id = c3"
     ),
     ready_key="[%d,%d,%d,%d]",
+    ordered_one="DELETE FROM ordered WHERE digest = x'%s' AND standing = %d AND place = %d",
+    ordered_listed=(
+        "DELETE t FROM JSON_TABLE('[{values}]', '$[*]' COLUMNS (c0 CHAR(32) PATH '$[0]', c1 TINYINT PATH '$[1]', "
+        "c2 BIGINT PATH '$[2]')) AS gone STRAIGHT_JOIN ordered AS t FORCE INDEX (PRIMARY) "
+        "ON t.digest = UNHEX(c0) AND t.standing = c1 AND t.place = c2"
+    ),
+    ordered_key='["%s",%d,%d]',
 )
 
 _LISTED = "DELETE FROM {table} WHERE {column} IN ({values})"
 # A VALUES list is searched by the key only as a SELECT.
 _READY_LISTED = f"DELETE FROM ready WHERE {_KEY} IN (SELECT * FROM (VALUES "
+_ORDERED_LISTED = f"DELETE FROM ordered WHERE {_ORDER_KEY} IN (SELECT * FROM (VALUES "
 SQLITE = SqliteDialect(
     name="SQLite",
     one_packet=False,
@@ -209,6 +236,9 @@ SQLITE = SqliteDialect(
     ready_one=f"{_READY_LISTED}{_TUPLE}))",
     ready_listed=f"{_READY_LISTED}{{values}}))",
     ready_key=_TUPLE,
+    ordered_one=f"{_ORDERED_LISTED}{_ORDER_TUPLE}))",
+    ordered_listed=f"{_ORDERED_LISTED}{{values}}))",
+    ordered_key=_ORDER_TUPLE,
     begin="BEGIN IMMEDIATE",
     clock_ms="CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)",
     connection_id="SELECT 0",

@@ -75,7 +75,24 @@ def _last_failures(connection: Connection) -> list[str]:
     ]
 
 
-STEPS: tuple[Step, ...] = (Step(2, _rules), Step(3, _progress), Step(4, _held_keys), Step(5, _last_failures))
+def _orders(connection: Connection) -> list[str]:
+    """The order keys of items, and their order."""
+    found = inspect(connection)
+    tables = FILE_TABLES if connection.dialect.name == "sqlite" else TABLES
+    there = [column["name"] for column in found.get_columns("item")]
+    made = [
+        f"ALTER TABLE item ADD COLUMN {name} {tables['item'].columns[name].sql}"
+        for name in ("order_key", "order_at")
+        if name not in there
+    ]
+    for name in ("ordered", "order_home"):
+        made += [] if found.has_table(name) else tables[name].create()
+    return made
+
+
+STEPS: tuple[Step, ...] = (
+    Step(2, _rules), Step(3, _progress), Step(4, _held_keys), Step(5, _last_failures), Step(6, _orders)
+)  # fmt: skip
 """In order, one for each schema version after the oldest supported one."""
 
 

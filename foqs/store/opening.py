@@ -14,21 +14,25 @@ from typing import Any
 
 from foqs.fairness.keys import unpack_throttles
 from foqs.ids import HASH_SLOTS
-from foqs.rows import Backlog, Holding, LaneRow, Opened, ReadyRow, RowPages, SettingRow
+from foqs.opened import Backlog, Opened, RowPages
+from foqs.order import Order, OrderHome
+from foqs.rows import Holding, LaneRow, ReadyRow, SettingRow
 from foqs.rules import unpack_rules, unpack_until
-from foqs.store import reads, settings
+from foqs.store import order_reads, reads, settings
 from foqs.store.dialect import Dialect
 from foqs.store.link import Link
 from foqs.store.ownership import ShardRow, Start
 from foqs.store.protocol import ShardRefused
 
 ORPHAN_REMEDY = (
-    "restore all tables from the same backup, or delete the rows of these lanes in item, ready, timer, failure and "
-    "done, and the rows of their items in expiry, result, progress and held_key"
+    "restore all tables from the same backup, or delete the rows of these lanes in item, ready, timer, ordered, "
+    "failure and done, and the rows of their items in expiry, result, progress and held_key"
 )
 _SHOWN = 5
 _SHOWN_BYTES = 40
 _RESTORE = "restore the row of table shard from a backup"
+_LEASED_LANES = 20_000
+"""Lanes whose leases are read with one statement, which reads all timers."""
 _PAGE_LANES = 2_000
 """Lanes that are read with one statement: what the driver makes of the rows is dropped before the next."""
 
@@ -44,7 +48,9 @@ def read_opened(
     (now,), read_ns = link.fetch(reads.clock_sql(dialect)), time.monotonic_ns()
     timers = {lane: (rows, leased) for lane, rows, leased in link.fetch(reads.TIMERS_SQL)}
     ended = {lane: (completed, failed) for lane, completed, failed in link.fetch(reads.ENDED_SQL)}
+    ordered = {lane: (rows, in_order) for lane, rows, in_order in link.fetch(order_reads.ORDERED_SQL)}
     elsewhere = Counter(row.lane for row in tail)
+    elsewhere.update({lane: rows for lane, (rows, _) in ordered.items()})
     elsewhere.update({lane: rows for lane, (rows, _) in timers.items()})
     elsewhere.update({lane: completed + failed for lane, (completed, failed) in ended.items()})
     lanes, backlog = _read_lanes(link, dialect, elsewhere)
@@ -77,7 +83,19 @@ def read_opened(
         holding=bool(link.fetch(reads.HOLDING_SQL)),
         restored_ms=link.fetch(reads.RESTORED_SQL)[0][0],
         tail=tail,
+        ordered=ordered,
+        order_leases=_order_leases(link, dialect, [lane for lane in ordered if timers.get(lane, (0, 0))[1]]),
+        homes=[OrderHome(bytes(digest), *rest) for digest, *rest in link.fetch(order_reads.HOMES_SQL)],
     )
+
+
+def _order_leases(link: Link, dialect: Dialect, lanes: Sequence[int]) -> list[tuple[Order, int, int]]:
+    """Return order, id and lane of the leased items with order keys in `lanes`."""
+    found: list[tuple[Order, int, int]] = []
+    for at in range(0, len(lanes), _LEASED_LANES):
+        rows = link.fetch(order_reads.order_leases_sql(dialect, lanes[at : at + _LEASED_LANES]))
+        found += [(Order.unpack(bytes(order_at), item_id), item_id, lane) for order_at, item_id, lane in rows]
+    return found
 
 
 def _read_lanes(
@@ -107,7 +125,7 @@ def _read_lanes(
         above = end or 0
     missing.update({lane: elsewhere[lane] for lane in others})
     if missing:
-        words = orphan_words(sorted(missing), "ready, timer or done")
+        words = orphan_words(sorted(missing), "ready, timer, ordered or done")
         raise ShardRefused(f"{sum(missing.values())} {words}", mend=ORPHAN_REMEDY)
     return lanes, backlog
 

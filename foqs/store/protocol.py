@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from foqs.buffers.reads import StoreReads
 from foqs.ids import Marks
+from foqs.opened import Opened
 from foqs.rows import (
     Batch,
-    Opened,
 )
 from foqs.travel import TravellingError
 

@@ -53,9 +53,9 @@ from foqs.store.tables import (
 
 _BODY = (
     "i.id, i.lane, i.priority, i.deliver_after, i.enqueued_at, i.expires_at, i.lease_ms, i.delivery, i.payload, "
-    "i.metadata, i.headers, NULL"
+    "i.metadata, i.headers, i.order_key, i.order_at, NULL"
 )
-BODY_COLUMNS = 12
+BODY_COLUMNS = 14
 _TIMER = "t.due, t.id, t.lane, t.lease, t.attempt, t.lease_ms, t.bytes"
 TIMER_COLUMNS = 7
 _ENDED = "d.until_ms, d.id, d.lane, d.state, d.attempt, d.ended_at, d.bytes"
@@ -87,6 +87,9 @@ _HEAD = (
     "LENGTH(i.payload), IFNULL(LENGTH(i.metadata), -1), IFNULL(LENGTH(i.headers), -1)"
 )
 _HEAD_COLUMNS = 11
+# NULL, which GROUP_CONCAT leaves out, for an item without an order key.
+_PACKED_ORDERS = "GROUP_CONCAT(CONCAT(i.id, ',', HEX(i.order_key), ',', HEX(i.order_at)))"
+SIZE = "LENGTH(i.payload) + COALESCE(LENGTH(i.metadata), 0) + COALESCE(LENGTH(i.headers), 0)"
 _EXPIRING_BYTES = 4 << 20
 """Bodies in the result of a scan of TTLs."""
 _UNION_LANES = 100
@@ -130,12 +133,12 @@ def backlog_sql(dialect: Dialect, above: int, end: int | None) -> str:
 
 
 def tail_sql(dialect: Dialect, above: int) -> str:
-    """Reads the missing rows of unindexed items, whose ids are greater than `above`: all items behind it are read."""
-    size = "LENGTH(i.payload) + COALESCE(LENGTH(i.metadata), 0) + COALESCE(LENGTH(i.headers), 0)"
+    """Reads the missing rows of unindexed items, whose ids are greater than `above`: all items behind it are read.
+    An item with an order key lacks none."""
     return (
-        f"SELECT i.lane, i.priority, i.deliver_after, i.id, 0, 0, {size} "
+        f"SELECT i.lane, i.priority, i.deliver_after, i.id, 0, 0, {SIZE} "
         f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} {with_end(dialect)} "
-        f"WHERE i.id > {above:d} AND r.id IS NULL AND t.id IS NULL AND d.id IS NULL"
+        f"WHERE i.id > {above:d} AND r.id IS NULL AND t.id IS NULL AND d.id IS NULL AND i.order_at IS NULL"
     )
 
 
@@ -206,7 +209,7 @@ def due_sql(dialect: Dialect, from_ms: int, now_ms: int, limit: int, after_id: i
     """Select the rows; then the next time and the clock."""
     begin = f"t.due >= {from_ms:d}" if not after_id else dialect.behind(("t.due", "t.id"), (from_ms, after_id))
     rows = (
-        f"SELECT {_TIMER}, i.priority, i.deliver_after, i.expires_at, i.delivery, {_SINCE} "
+        f"SELECT {_TIMER}, i.priority, i.deliver_after, i.expires_at, i.delivery, {_SINCE}, i.order_at "
         f"FROM {dialect.forced('timer', 't')} {dialect.ordered_join} {dialect.forced('item', 'i')} "
         f"ON i.id = t.id "
         f"WHERE {begin} AND t.due <= {now_ms:d} ORDER BY t.due, t.id LIMIT {limit:d}"
@@ -245,10 +248,11 @@ def ended_sql(dialect: Dialect, lane: int, state: int, after: tuple[int, int] | 
 
 
 def sizes_sql(dialect: Dialect, ids: Sequence[int]) -> str:
-    """An unindexed item counts as nothing: to measure its body is to read it, and the bytes of the tail are bounded."""
+    """An unindexed item counts as nothing: to measure its body is to read it, and the bytes of the tail are bounded.
+    NULL: an item with an order key, whose body is measured."""
     return (
-        f"SELECT i.id, COALESCE(r.bytes, t.bytes, 0) FROM {dialect.forced('item', 'i')} {with_rows(dialect)} "
-        f"WHERE i.id IN ({','.join(map(str, ids))})"
+        "SELECT i.id, COALESCE(r.bytes, t.bytes, CASE WHEN i.order_at IS NULL THEN 0 END) "
+        f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} WHERE i.id IN ({','.join(map(str, ids))})"
     )
 
 
@@ -288,7 +292,7 @@ class Reads:
 
     def facts(self, ids: list[int], headers: bool) -> list[ItemFacts]:
         found: list[ItemFacts] = []
-        columns = f"id, priority, enqueued_at, {'headers' if headers else 'NULL'}"
+        columns = f"id, priority, enqueued_at, {'headers' if headers else 'NULL'}, order_key"
         for at in range(0, len(ids), ROWS):
             listed = ",".join(map(str, ids[at : at + ROWS]))
             rows = self._link.fetch(f"SELECT {columns} FROM {self._dialect.forced('item')} WHERE id IN ({listed})")
@@ -319,14 +323,14 @@ class Reads:
 
     def _packed_bodies(self, ids: list[int]) -> list[Body] | None:
         """All numbers and lengths are in one string, all bytes in another."""
-        ((heads, data),) = self._link.fetch(
+        ((heads, data, orders),) = self._link.fetch(
             f"SELECT GROUP_CONCAT(CONCAT_WS(',', {_HEAD})), "
-            "GROUP_CONCAT(i.payload, IFNULL(i.metadata, ''), IFNULL(i.headers, '') SEPARATOR '') "
+            f"GROUP_CONCAT(i.payload, IFNULL(i.metadata, ''), IFNULL(i.headers, '') SEPARATOR ''), {_PACKED_ORDERS} "
             f"FROM {self._dialect.forced('item', 'i')} WHERE i.id IN ({','.join(map(str, ids))})"
         )
         if heads is None:
             return []
-        if len(heads) > self.packed_bytes or len(data) > self.packed_bytes:
+        if len(heads) > self.packed_bytes or len(data) > self.packed_bytes or len(orders or "") > self.packed_bytes:
             return None
         found: list[Body] = []
         numbers = iter(map(int, heads.split(",")))
@@ -339,8 +343,8 @@ class Reads:
             at += max(metadata_bytes, 0)
             headers = None if headers_bytes < 0 else data[at : at + headers_bytes]
             at += max(headers_bytes, 0)
-            found.append(Body._make((*head[:8], payload, metadata, headers, None)))
-        return found
+            found.append(Body._make((*head[:8], payload, metadata, headers, None, None, None)))
+        return found if orders is None else _with_orders(found, orders)
 
     def due(self, from_ms: int, now_ms: int, limit: int, after_id: int) -> Scan[DueRow]:
         texts = due_sql(self._dialect, from_ms, now_ms, limit + 1, after_id)
@@ -366,9 +370,14 @@ class Reads:
 
     def _sized(self, rows: Sequence[Any]) -> list[tuple[int, int, int]]:
         """Time, id and size of entries with an item."""
-        sizes: dict[int, int] = {}
+        sizes: dict[int, Any] = {}
         for at in range(0, len(rows), ROWS):
             sizes.update(self._link.fetch(sizes_sql(self._dialect, [row[1] for row in rows[at : at + ROWS]])))
+        unknown = [item_id for item_id, size in sizes.items() if size is None]
+        for at in range(0, len(unknown), ROWS):
+            listed = ",".join(map(str, unknown[at : at + ROWS]))
+            source = self._dialect.forced("item", "i")
+            sizes.update(self._link.fetch(f"SELECT i.id, {SIZE} FROM {source} WHERE i.id IN ({listed})"))
         return [(at_ms, item_id, sizes[item_id]) for at_ms, item_id in rows if item_id in sizes]
 
     def look(self, ids: list[int]) -> list[Found]:
@@ -503,9 +512,10 @@ class Reads:
     ) -> DeadPage:
         end = self._end(lane, after, wanted, rows)
         found = self._link.fetch(
-            f"SELECT {_FAILURE}, i.priority, i.deliver_after, i.expires_at, i.headers, r.attempt, r.lease, r.bytes, "
-            f"t.due, t.lease, t.attempt, t.lease_ms, t.bytes FROM {self._failure()} {self._dialect.ordered_join} "
-            f"{self._dialect.forced('item', 'i')} ON i.id = f.id {with_rows(self._dialect)} "
+            f"SELECT {_FAILURE}, i.priority, i.deliver_after, i.expires_at, i.headers, i.order_key, i.order_at, "
+            "r.attempt, r.lease, r.bytes, t.due, t.lease, t.attempt, t.lease_ms, t.bytes "
+            f"FROM {self._failure()} {self._dialect.ordered_join} {self._dialect.forced('item', 'i')} ON i.id = f.id "
+            f"{with_rows(self._dialect)} "
             f"WHERE {self._range(lane, after, end, wanted)} ORDER BY f.fingerprint, f.id LIMIT {limit:d}"
         )
         page = [_dead_row(row) for row in found]
@@ -557,6 +567,15 @@ def _found(row: Sequence[Any]) -> Found:
     return Found(body, ready, timer, since_ms, ended=ended, last_failure=last_failure)
 
 
+def _with_orders(bodies: list[Body], packed: str) -> list[Body]:
+    found = {body.id: body for body in bodies}
+    texts = iter(packed.split(","))
+    for item_id, key, order_at in zip(*[texts] * 3, strict=True):
+        body = found[int(item_id)]
+        found[body.id] = body._replace(order_key=bytes.fromhex(key), order_at=bytes.fromhex(order_at))
+    return list(found.values())
+
+
 def _fitting(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
     """The first rows whose sizes (their last column) sum up to no more than `max_bytes`, and at least one."""
     left = max_bytes
@@ -570,7 +589,7 @@ def _fitting(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
 def _dead_row(row: Sequence[Any]) -> DeadRow:
     numbers, texts = row[: _FAILURE_COLUMNS - _FAILURE_TEXTS], row[_FAILURE_COLUMNS - _FAILURE_TEXTS : _FAILURE_COLUMNS]
     failure = FailureRow(*numbers, *map(bytes, texts))
-    priority, deliver_after_ms, expires_at_ms, headers, *rest = row[_FAILURE_COLUMNS:]
+    priority, deliver_after_ms, expires_at_ms, headers, order_key, order_at, *rest = row[_FAILURE_COLUMNS:]
     ready, timer = None, None
     if rest[0] is not None:
         ready = ReadyRow(failure.lane, priority, deliver_after_ms, failure.id, *rest[:3])
@@ -578,4 +597,4 @@ def _dead_row(row: Sequence[Any]) -> DeadRow:
         due_ms, lease, attempt, lease_ms, size_bytes = rest[3:]
         timer = TimerRow(due_ms, failure.id, failure.lane, lease, attempt, lease_ms, size_bytes)
     stored = None if headers is None else bytes(headers)
-    return DeadRow(failure, priority, deliver_after_ms, expires_at_ms, stored, ready, timer)
+    return DeadRow(failure, priority, deliver_after_ms, expires_at_ms, stored, ready, timer, order_key, order_at)

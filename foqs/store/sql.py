@@ -22,6 +22,8 @@ import structlog
 
 from foqs.ids import Mark, Marks
 from foqs.item_filter import ItemFacts
+from foqs.opened import Opened
+from foqs.order import InOrder, OrderHome
 from foqs.policies.failures import FailureFilter
 from foqs.policies.settings import Change, Settings
 from foqs.rows import (
@@ -40,7 +42,6 @@ from foqs.rows import (
     HeldKey,
     Key,
     LastFailure,
-    Opened,
     ProgressRow,
     ReadyRow,
     Scan,
@@ -52,6 +53,7 @@ from foqs.store.dialect import dialect_of
 from foqs.store.link import PACKET_BYTES, Database, Link, Seen, look_at
 from foqs.store.locks import Identity, Lock, lock_of
 from foqs.store.opening import read_opened
+from foqs.store.order_reads import OrderReads
 from foqs.store.ownership import (
     give_up_epoch,
     identity_of,
@@ -74,7 +76,6 @@ from foqs.store.protocol import (
     StoreError,
     explained,
 )
-from foqs.store.reads import Reads
 from foqs.store.statements import ANOTHER_OWNER, COMMIT_TEXT, Plan, planner_of
 from foqs.store.transaction import TEXT_OF_ITEM_BYTES, Loss, State, Transaction, end_of, in_binary, packets_of
 
@@ -119,7 +120,7 @@ class SqlStore:
         self._server = b""
         self._planner = planner_of(self._dialect, PACKET_BYTES, PACKET_BYTES)
         self._binary_inserts = self._compounds = binary_inserts
-        self._reads: Reads | None = None
+        self._reads: OrderReads | None = None
         self._known: dict[tuple[int | None, ...], bytes] = {}
         self._epoch = 0
         self._seq = 0
@@ -184,7 +185,7 @@ class SqlStore:
             self._server = facts.identity
         row = read_shard_row(link)
         self._dialect = dialect_of(facts.version.product)
-        reading = self._reads = Reads(link, self._dialect)
+        reading = self._reads = OrderReads(link, self._dialect)
         self._own_connections.append(link.id)
         max_statement_bytes = facts.max_packet_bytes - _PACKET_SLACK_BYTES
         link.packet_bytes = min(PACKET_BYTES, max_statement_bytes)
@@ -340,7 +341,7 @@ class SqlStore:
             command = link.compound.command(*fence, batch, planner.one_packet_bytes)
             if command is not None:
                 return CompoundTransaction(Plan((), (), next_number, with_commit=True), [command], known=self._known)
-        if link.inserts is not None and items:
+        if link.inserts is not None and items and not batch.ordered:
             size = 2 * sum(map(len, map(_payload, items))) + TEXT_OF_ITEM_BYTES * len(items)
             if size > planner.one_packet_bytes:  # a shorter transaction is faster as one packet
                 inserts = in_binary(planner, link.inserts, items)
@@ -439,6 +440,27 @@ class SqlStore:
     ) -> DeadPage:
         return self._ask(lambda reads: reads.dead_page(lane, after, wanted, limit, rows))
 
+    def orders_behind(self, digest: bytes, limit: int) -> list[InOrder]:
+        return self._ask(lambda reads: reads.orders_behind(digest, limit))
+
+    def orders_of(self, keys: list[tuple[bytes, int]], limit: int) -> list[InOrder]:
+        return self._ask(lambda reads: reads.orders_of(keys, limit))
+
+    def list_behind(self, lanes: list[int], after: tuple[bytes, int] | None, limit: int) -> list[InOrder]:
+        return self._ask(lambda reads: reads.list_behind(lanes, after, limit))
+
+    def orders_in(self, digests: list[bytes]) -> set[bytes]:
+        return self._ask(lambda reads: reads.orders_in(digests))
+
+    def orders_between(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
+        return self._ask(lambda reads: reads.orders_between(low, high, limit))
+
+    def order_homes(self, low: bytes, high: bytes, limit: int) -> list[OrderHome]:
+        return self._ask(lambda reads: reads.order_homes(low, high, limit))
+
+    def dead_orders(self, after_id: int, limit: int) -> list[tuple[int, bytes | None]]:
+        return self._ask(lambda reads: reads.dead_orders(after_id, limit))
+
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         return self._ask(lambda reads: reads.dedup(digests))
 
@@ -475,7 +497,7 @@ class SqlStore:
 
     # --------------------------------------------------------------------------------------------- the link
 
-    def _ask(self, ask: Callable[[Reads], Answer]) -> Answer:
+    def _ask(self, ask: Callable[[OrderReads], Answer]) -> Answer:
         self._connected()
         assert self._reads is not None
         try:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from foqs.ids import FOREVER_MS, HASH_SLOTS, hash_slot_bounds, hash_slot_of
-from foqs.rows import Batch, DedupRow, FailureRow, KeyRows, LaneRow, NewItem, ProgressRow
+from foqs.order import OrderRow
+from foqs.rows import Batch, DedupRow, FailureRow, KeyRows, LaneRow, NewItem, NewOrdered, ProgressRow
 from foqs.shardmgr.routing import slots_in
 from foqs.store.dialect import ROWS, Dialect, Statement
 from foqs.store.protocol import Fenced, RowRejected
@@ -26,6 +27,7 @@ _FAILED_BYTES = 4_096  # the most that a failed attempt adds to a statement: rea
 ITEM = (
     "item(id, lane, priority, deliver_after, enqueued_at, expires_at, lease_ms, delivery, metadata, headers, payload)"
 )
+_ITEM_IN_ORDER = f"{ITEM[:-1]}, order_key, order_at)"
 READY = "ready(lane, priority, deliver_after, id, attempt, lease, bytes)"
 _TIMER = "timer(due, id, lane, lease, attempt, lease_ms, bytes)"
 _EXPIRY = "expiry(at_ms, id)"
@@ -35,6 +37,8 @@ _ENDED = "done(until_ms, id, lane, state, attempt, ended_at, bytes)"
 _HELD_KEY = "held_key(id, digest, slot, number, free_at, dead)"
 _RESULT = "result(id, data)"
 _PROGRESS = "progress(id, checkpoint, done, total, said, log)"
+_ORDERED = "ordered(digest, standing, place, id, lane)"
+_ORDER_HOME = "order_home(digest, shard, stamp)"
 _LANE = "lane(lane, ns, topic, fairness, throttles, rules)"
 READY_KEY = ("lane", "priority", "deliver_after", "id")
 # Templates with %d refuse a value that is no number, at half the price of f"{value:d}".
@@ -123,10 +127,11 @@ class Planner(NamedTuple):
             _write_lanes(made, batch, dialect)
         if batch.dedup_new or batch.dedup_gone is not None or batch.dedup_again or batch.keys is not None:
             _write_keys(made, batch, dialect)
-        if inserts is not None:
-            made += inserts
-        elif batch.inserts:
+        if batch.ordered:
+            _write_orders(made, batch, dialect, self.max_statement_bytes)
+        elif batch.inserts and inserts is None:
             _insert_items(made, batch.inserts, self.max_statement_bytes)
+        made += inserts or ()
         if batch.ready_gone:
             dialect.delete_ready(made, batch.ready_gone)
         if batch.timer_gone:
@@ -272,7 +277,8 @@ def _write_keys(made: list[Statement], batch: Batch, dialect: Dialect) -> None:
     keys = batch.keys
     if keys is not None:
         for low, high in map(hash_slot_bounds, keys.cleared):
-            made.append((f"DELETE FROM dedup WHERE digest BETWEEN x'{low.hex()}' AND x'{high.hex()}'", None))
+            within = f"digest BETWEEN x'{low.hex()}' AND x'{high.hex()}'"
+            made += [(f"DELETE FROM {table} WHERE {within}", None) for table in ("dedup", "order_home")]
     if batch.dedup_gone is not None:
         from_ms, to_ms = batch.dedup_gone
         expired = f"DELETE FROM dedup WHERE expires_at >= {from_ms:d} AND expires_at <= {to_ms:d}"
@@ -285,6 +291,17 @@ def _write_keys(made: list[Statement], batch: Batch, dialect: Dialect) -> None:
     ]
     if keys is not None:
         _change_held_keys(made, keys, dialect)
+        _change_homes(made, keys)
+
+
+def _change_homes(made: list[Statement], keys: KeyRows) -> None:
+    for piece in _pieces(keys.homes, ROWS):
+        rows = [f"(x'{home.digest.hex()}',{home.shard:d},{home.stamp:d})" for home in piece]
+        made.append((f"REPLACE INTO {_ORDER_HOME} VALUES {','.join(rows)}", None))
+    for _, digest, home in keys.homes_gone:
+        which = f"digest = x'{digest.hex()}' AND shard = {home.shard:d} AND stamp = {home.stamp:d}"
+        made.append((f"DELETE FROM order_home WHERE {which}", None))
+    made += [(f"DELETE FROM order_home WHERE shard = {shard:d}", None) for shard in keys.shards_gone]
 
 
 def _change_held_keys(made: list[Statement], keys: KeyRows, dialect: Dialect) -> None:
@@ -348,9 +365,12 @@ def narrow_rows(items: Iterable[NewItem]) -> NarrowRows:
     return made
 
 
-def _insert_items(made: list[Statement], items: list[NewItem], max_statement_bytes: int) -> None:
+def _insert_items(
+    made: list[Statement], items: Sequence[NewItem], max_statement_bytes: int, in_order: Sequence[NewOrdered] = ()
+) -> None:
+    """`in_order`: the same items, if they have order keys."""
     bodies: list[str] = []
-    narrow = False
+    narrow = bool(in_order)
     for item in items:
         key = (item.id, item.lane, item.priority, item.deliver_after_ms)
         metadata = "NULL" if item.metadata is None else f"x'{item.metadata.hex()}'"
@@ -358,15 +378,33 @@ def _insert_items(made: list[Statement], items: list[NewItem], max_statement_byt
         rest = (item.enqueued_at_ms, item.expires_at_ms, item.lease_ms, item.delivery, metadata, headers)
         bodies.append(_BODY % (*key, *rest, item.payload.hex()))
         narrow = narrow or not item.unindexed or item.expires_at_ms > 0
+    table = ITEM
+    if in_order:
+        orders = [f",x'{item.order_key.hex()}',x'{item.order_at.hex()}')" for item in in_order]
+        table, bodies = _ITEM_IN_ORDER, [body[:-1] + order for body, order in zip(bodies, orders, strict=True)]
     if sum(map(len, bodies)) <= min(ONE_PACKET_BYTES, max_statement_bytes // 2):
-        made.append((f"INSERT INTO {ITEM} VALUES {','.join(bodies)}", len(bodies)))
+        made.append((f"INSERT INTO {table} VALUES {','.join(bodies)}", len(bodies)))
     else:
-        _insert_pieces(made, ITEM, _pieces_by_bytes(bodies, max_statement_bytes))
+        _insert_pieces(made, table, _pieces_by_bytes(bodies, max_statement_bytes))
     if narrow:
         rows = narrow_rows(items)
-        if rows.ready:
+        if rows.ready and not in_order:
             _insert(made, READY, list(map(_NEW_READY.__mod__, rows.ready)))
         insert_timed(made, rows)
+
+
+def _write_orders(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
+    """New items, some with order keys, and the places of such items."""
+    dialect.delete_ordered(made, [row[:3] for row in batch.order_gone])
+    in_order = [item for item in batch.inserts if isinstance(item, NewOrdered)]
+    if plain := [item for item in batch.inserts if not isinstance(item, NewOrdered)]:
+        _insert_items(made, plain, max_statement_bytes)
+    if in_order:
+        _insert_items(made, in_order, max_statement_bytes, in_order)
+    rows = [*(item.order_row for item in in_order), *batch.order_new]
+    _insert(made, _ORDERED, [_ordered(row) for row in rows])
+    orders = [(item_id, f"x'{order_at.hex()}'") for item_id, order_at in batch.order_at_new]
+    made += [_update(dialect, "order_at", piece) for piece in _pieces(orders, _CASE_ROWS)]
 
 
 def insert_timed(made: list[Statement], rows: NarrowRows) -> None:
@@ -424,6 +462,10 @@ def _failure(row: FailureRow) -> str:
     numbers = f"{row.lane:d},{row.fingerprint:d},{row.id:d},{row.cause:d},{row.attempts:d},{row.died_at_ms:d}"
     texts = (row.topic, row.fairness, row.throttles, row.reason, row.rules, row.worker)
     return f"({numbers},{_hex(texts)})"
+
+
+def _ordered(row: OrderRow) -> str:
+    return f"(x'{row.digest.hex()}',{row.standing:d},{row.place:d},{row.id:d},{row.lane:d})"
 
 
 def _hex(names: Iterable[bytes]) -> str:

@@ -1,6 +1,9 @@
 """The tables of a shard, as SQL.
 
 Every item has one row in `item` (its body) and exactly one in `ready` or `timer`; with a TTL also one in `expiry`.
+An item with an order key has one in `ordered` as well, until it ends or is a dead letter (`foqs.order`). Where this row
+is IN_ORDER, the item may have no row in `ready` or `timer`: it was never leased, and is ready when it is the first of
+its key. `order_home` has the keys of the shard's hash slots whose items are in another shard.
 An item that has ended and is kept has its row in `done` instead, and none in `expiry`. Its result is in `result`.
 What consumers said about an item, its checkpoint and its log are in `progress`.
 While a host serves the shard, an item whose id is greater than `shard.indexed_to` may have no row in either: it is
@@ -23,8 +26,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS
+from foqs.order import HEAD_BYTES
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The version of these tables. A host serves no database of another one."""
 RESTORING = 0
 """In place of a version, while a dump is loaded: no foqs opens, migrates or completes such a database."""
@@ -42,6 +46,7 @@ FAILURE_OF_ITEM = "failure_of_item"
 # NULL: the present one is the first. A plain item never has it.
 # `item.last_failure`: the last attempt that failed (`LastFailure.pack`). NULL: none has failed since the enqueue or the
 # last redrive.
+# `item.order_at`: `Order.pack`. It stays when the item ends or is a dead letter, and is NULL without an order key.
 # `shard.one` is always 1. `shard.identity` is the shard's UUID, which a restored copy has too. An owner fills an empty
 # one. `shard.restored_ms` and `leases_ended`: when an owner found that the database is an older copy, and how many
 # leases it ended. -1: a dump was put back, and no owner has opened it yet.
@@ -60,6 +65,8 @@ CREATE TABLE item (
     payload MEDIUMBLOB NOT NULL,
     first_at BIGINT,
     last_failure BLOB,
+    order_key VARBINARY(255),
+    order_at VARBINARY({HEAD_BYTES + DIGEST_BYTES}),
     PRIMARY KEY (id)
 );
 CREATE TABLE ready (
@@ -181,6 +188,20 @@ CREATE TABLE failure (
     worker VARBINARY(255) NOT NULL DEFAULT x'',
     PRIMARY KEY (lane, fingerprint, id),
     UNIQUE INDEX {FAILURE_OF_ITEM} (id)
+);
+CREATE TABLE ordered (
+    digest BINARY({DIGEST_BYTES}) NOT NULL,
+    standing TINYINT NOT NULL,
+    place BIGINT NOT NULL,
+    id BIGINT NOT NULL,
+    lane INTEGER NOT NULL,
+    PRIMARY KEY (digest, standing, place)
+);
+CREATE TABLE order_home (
+    digest BINARY({DIGEST_BYTES}) NOT NULL,
+    shard INTEGER NOT NULL,
+    stamp BIGINT NOT NULL,
+    PRIMARY KEY (digest)
 );
 CREATE TABLE setting (
     ns VARBINARY(255) NOT NULL,

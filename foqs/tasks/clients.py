@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from foqs.client import AsyncClient, Client, FoqsError, ItemSpec
 from foqs.client.arguments import check_client_arguments, duration
 from foqs.client.call import AGAIN, single, tried_until
-from foqs.second_answer import KEYED, judge, last_word
+from foqs.second_answer import KEYED, ONCE, judge, last_word
 from foqs.tasks.codecs import Codecs
 
 SLICE_MS = 2_000
@@ -61,10 +61,10 @@ class Clients:
         return known[0]
 
     def enqueue(self, spec: ItemSpec) -> tuple[int, ItemSpec]:
-        """Store one item with a `dedup_key`. Return its id, and the item as it was sent.
+        """Store one item with a `dedup_key` or an `order_key`. Return its id, and the item as it was sent.
 
-        A request whose reply was lost is repeated with the key. A random key (without `dedup_until`) is replaced if its
-        host is away: other hosts may be there."""
+        A request whose reply was lost is repeated with a dedup key. A random key (without `dedup_until`) is replaced if
+        its host is away: other hosts may be there."""
         storing = _Storing(spec, self._timeout_s)
         while storing.more:
             with tried_until(storing.until):
@@ -154,7 +154,8 @@ class _Storing:
         self.more = True
         self.outcome: int | FoqsError = 0
         self.until = monotonic() + timeout_s
-        self._keeps = spec.dedup_until is not None
+        self._policy = ONCE if spec.dedup_key is None else KEYED
+        self._keeps = spec.dedup_until is not None or spec.dedup_key is None
         self._doubtful = False
 
     @property
@@ -165,9 +166,9 @@ class _Storing:
     def take(self, outcomes: Sequence[int | FoqsError]) -> None:
         (outcome,) = outcomes
         if isinstance(outcome, FoqsError):
-            self.outcome = last_word(KEYED, outcome, self._doubtful)
+            self.outcome = last_word(self._policy, outcome, self._doubtful)
             self._doubtful = self._doubtful or not outcome.outcome_known
-            self.more = judge(KEYED, outcome, self._doubtful) in AGAIN and monotonic() < self.until
+            self.more = judge(self._policy, outcome, self._doubtful) in AGAIN and monotonic() < self.until
             if not (self._keeps or self._doubtful):
                 self.spec = replace(self.spec, dedup_key=uuid4().hex)
             self._keeps = self._keeps or self._doubtful

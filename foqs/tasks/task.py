@@ -42,7 +42,8 @@ R = TypeVar("R")
 DEFAULT_TOPIC = "default"
 _SWALLOWED = "a dependency has swallowed the exception of its task"
 _KINDS: Mapping[str, type] = {
-    "topic": str, "tenant": str, "unique": str, "delay": timedelta, "ttl": timedelta, "keep": timedelta,
+    "topic": str, "tenant": str, "unique": str, "order_key": str, "delay": timedelta, "ttl": timedelta,
+    "keep": timedelta,
     "unique_until": DedupUntil, "on_duplicate": OnDuplicate, "max_attempts": int, "retry": RetryRule,
     "at_most_once": bool, "headers": Mapping,
 }  # fmt: skip
@@ -67,6 +68,8 @@ class Options(TypedDict, total=False):
     tenant        the fairness key: tenants of a topic share its workers
     weight        share of the tenant against other tenants, 1 to 1,000
     throttle      keys of rate limits and of limits on jobs at a time that the task waits for
+    order_key     a text: tasks with it run one after the other, in the order of their enqueues (docs/ordered.md). Not
+                  with `unique`. An enqueue is not repeated after a lost reply, which raises OutcomeUnknown
     unique        a text: while a task has it, another enqueue stores nothing, and its handle is that task's
     unique_until  when `unique` is free again: DONE (default), STARTED, or WINDOW (a day after the enqueue). It and
                   `on_duplicate` may be defaults of the task; an enqueue without `unique` is Invalid then
@@ -88,6 +91,7 @@ class Options(TypedDict, total=False):
     tenant: str | None
     weight: int | None
     throttle: Sequence[str] | None
+    order_key: str | None
     unique: str | None
     unique_until: DedupUntil
     on_duplicate: OnDuplicate | None
@@ -125,6 +129,9 @@ def spec_of(task: str, options: Options, body: bytes, content_type: str = JSON.c
     """Return the item of a call, for options that were checked. Raises Invalid for a wrong value."""
     at = options.get("at")
     retry, attempts, unique = options.get("retry"), options.get("max_attempts"), options.get("unique")
+    order_key = options.get("order_key")
+    if order_key is not None and unique is not None:
+        raise Invalid(f"task {task}: unique and order_key exclude each other: each of them decides the shard")
     keep_ms = _ms("keep", options)
     spec = ItemSpec(
         options.get("topic", DEFAULT_TOPIC),
@@ -136,7 +143,8 @@ def spec_of(task: str, options: Options, body: bytes, content_type: str = JSON.c
         fairness_key=options.get("tenant"),
         weight=options.get("weight"),
         throttle_keys=options.get("throttle"),
-        dedup_key=uuid4().hex if unique is None else unique,
+        order_key=order_key,
+        dedup_key=uuid4().hex if unique is None and order_key is None else unique,
         dedup_until=None if unique is None else options.get("unique_until", DedupUntil.DONE),
         on_duplicate=options.get("on_duplicate"),
         rules=None if (retry, attempts, keep_ms) == (None, None, None) else ItemRules(retry, attempts, keep_ms=keep_ms),

@@ -22,7 +22,7 @@ from foqs.checks import LONGEST_MS, host_port
 from foqs.config.load import Config
 from foqs.config.schema import LogSection, ServerSection, ShardSection
 from foqs.errors import FoqsError
-from foqs.rows import Opened
+from foqs.opened import Opened
 from foqs.rpc.call import Call
 from foqs.server.node import Node
 from foqs.store.maintenance import create_schema

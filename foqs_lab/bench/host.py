@@ -33,8 +33,9 @@ from foqs.config.load import Config
 from foqs.config.schema import ServerSection, ShardSection
 from foqs.idl import idl
 from foqs.ids import Marks
+from foqs.opened import Opened
 from foqs.policies.settings import Change, Settings
-from foqs.rows import Batch, DedupRow, DedupScan, DueRow, EndedRow, ExpiringRow, Opened, Scan, SettingRow
+from foqs.rows import Batch, DedupRow, DedupScan, DueRow, EndedRow, ExpiringRow, Scan, SettingRow
 from foqs.rpc.connection import ServedConnection
 from foqs.server import shard_worker
 from foqs.server.node import Node

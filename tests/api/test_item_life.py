@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foqs.api import item_life, validation
+from foqs.api import intake, item_life
 from foqs.config.schema import QuotaKeys
 from foqs.errors import Invalid, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from foqs.idl import idl
@@ -108,7 +108,7 @@ def test_a_known_topic_follows_the_limits(host: OneHost) -> None:
 
 def test_few_topics_and_namespaces_are_known(host: OneHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(item_life, "_NAMESPACES", 2)
-    monkeypatch.setattr(validation, "_MOST_PLAIN", 2)
+    monkeypatch.setattr(intake, "_MOST_PLAIN", 2)
     assert host.service is not None
     known = host.methods["Enqueue"].__self__  # type: ignore[attr-defined]
     for ns in "nmk":

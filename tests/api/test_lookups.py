@@ -141,8 +141,8 @@ def test_pages_of_a_list_have_every_item_once() -> None:
         ({"topic": "a\n"}, "topic holds a control character"),
         ({"limit": 0}, "limit is 0, not in 1..1000"),
         ({"limit": 1_001}, "limit is 1001, not in 1..1000"),
-        ({"state": 9}, "state is none of READY, DELAYED, LEASED, COMPLETED, FAILED"),
-        ({"state": -1}, "state is none of READY, DELAYED, LEASED, COMPLETED, FAILED"),
+        ({"state": 9}, "state is none of READY, DELAYED, LEASED, COMPLETED, FAILED, BEHIND"),
+        ({"state": -1}, "state is none of READY, DELAYED, LEASED, COMPLETED, FAILED, BEHIND"),
     ],
     ids=str,
 )

@@ -50,9 +50,10 @@ def items(draw: Any, lanes: Any) -> Any:
     expires_at_ms, metadata = draw(st.just(0) | TIMES), draw(st.none() | st.binary(max_size=9))
     headers = draw(st.none() | st.dictionaries(TEXTS, TEXTS, max_size=3).map(lambda found: stored(found, LIMITS)))
     delivery = draw(st.sampled_from([AT_LEAST_ONCE, AT_MOST_ONCE]))
+    order_key, checkpoint = draw(st.none() | NAMES), draw(st.none() | st.binary(max_size=9))
     body = Body(
         draw(I64), 1, draw(I32), draw(TIMES), draw(TIMES), expires_at_ms, 5, delivery, draw(st.binary(max_size=300)),
-        metadata, headers,
+        metadata, headers, None if order_key is None else order_key.encode(), checkpoint=checkpoint,
     )  # fmt: skip
     item = Item(body.id, lane, body.priority, draw(TIMES), draw(I32), draw(I64), 0, body)
     item.lease_expires_at_ms = draw(TIMES)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.api.validation import Intake, filled
+from foqs.api.intake import Intake, filled
 from foqs.bounds import Limits
 from foqs.errors import Unavailable
 from foqs.idl import idl

@@ -7,7 +7,7 @@ import pytest
 
 from foqs.api import validation
 from foqs.api.dead_letters import _filter
-from foqs.api.validation import Intake
+from foqs.api.intake import Intake
 from foqs.bounds import Limits
 from foqs.errors import Invalid
 from foqs.idl import idl

@@ -64,7 +64,7 @@ def test_a_missing_lane_is_found(tmp_path: Path) -> None:
     first, second = shards.check(code=1)
     assert first == "shard 1: good"
     assert second.startswith(
-        "shard 2: 1 rows in ready, timer or done refer to lane 5, which table lane lacks -> restore all"
+        "shard 2: 1 rows in ready, timer, ordered or done refer to lane 5, which table lane lacks -> restore all"
     )
 
 

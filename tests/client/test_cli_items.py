@@ -44,6 +44,15 @@ def test_json_lines_in_ids_out_and_back(foqs, peer):
     assert peer.items == {}
 
 
+def test_items_with_an_order_key(foqs, peer):
+    foqs("enqueue", "t", "hi", "--order-key", "k")
+    foqs("enqueue", "t", "--order-key", "k", stdin='{"payload": "a"}\n{"payload": "b", "order_key": "own"}\n')
+    sent = [spec.order_key for request in peer.named("Enqueue") for spec in request.items]
+    assert sorted(sent) == ["k", "k", "own"]
+    refused = foqs("enqueue", "t", "hi", "--order-key", "k", "--dedup-key", "d")
+    assert (refused.returncode, b"exclude each other" in refused.stderr) == (2, True)
+
+
 def test_an_empty_dequeue_says_why_if_the_host_does(new_peer, foqs):
     reasons = [
         ("paused", None),

@@ -55,6 +55,14 @@ def test_what_dequeue_writes_can_be_acked_and_enqueued_again(payload, metadata, 
     assert again == ItemSpec("x", payload, metadata, priority=priority, delay_ms=7, delivery=Delivery.AT_MOST_ONCE)
 
 
+def test_an_order_key_goes_with_a_copy():
+    line = json.dumps(item_json(Item(id=5, topic="x", payload=b"p", order_key="k"))).encode()
+    assert json.loads(line)["order_key"] == "k"
+    assert copy_of_line(line, topic=None, now_ms=lambda: 0).order_key == "k"
+    assert "order_key" not in item_json(Item(id=5, topic="x"))
+    assert spec_of_line(b"{}", topic="t", order_key="k").order_key == "k"
+
+
 def test_what_a_line_leaves_out_comes_from_the_command():
     assert spec('{"payload": "é"}') == ItemSpec("t", "é".encode(), priority=3, delay_ms=7)
     assert spec('{"deliver_after_ms": 5, "topic": "u"}').delay_ms is None

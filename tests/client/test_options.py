@@ -331,6 +331,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"throttle_keys": [1]}, "throttle_keys"),
     ({"headers": {"a": 1}}, "headers"),
     ({"fairness_key": 1}, "fairness_key"),
+    *[({"order_key": value}, "order_key") for value in (1, b"x", True)],
+    ({"order_key": "k", "dedup_key": "d"}, "both dedup_key and order_key"),
     ({"dedup_key": 1}, "dedup_key"),
 ]
 

@@ -15,7 +15,8 @@ from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown
-from foqs.rows import Batch, Holding, NewItem, Opened
+from foqs.opened import Opened
+from foqs.rows import Batch, Holding, NewItem
 from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import Fenced, RowRejected, ShardStore

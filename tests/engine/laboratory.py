@@ -22,10 +22,11 @@ from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.state import UNCONNECTED, Callbacks, State
 from foqs.errors import FoqsError
-from foqs.ids import Dedup, digest_of, shard_of
+from foqs.fairness.keys import ORDERED, lane_key, topic_key
+from foqs.ids import Dedup, digest_of, order_digest, shard_of
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
-from foqs.rows import AT_LEAST_ONCE, NewItem
+from foqs.rows import AT_LEAST_ONCE, NewItem, NewOrdered
 from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import StoreError
@@ -34,6 +35,7 @@ from tests.sim.memory_database import MemoryDatabase
 from tests.sim.memory_store import MemoryStore
 
 KEY = ("ns", "topic")
+ORDERED_LANE = lane_key(KEY, until=ORDERED)
 
 R = TypeVar("R", bound=Read)
 
@@ -204,6 +206,24 @@ class Laboratory:
         items = [Keyed(at, Dedup(digest_of("ns", key), 0), self.item(b"x"), KEY, 1) for at, key in enumerate(keys)]
         place = dedup.place_taken if self.engine.state.shards_elsewhere else dedup.place
         place(self.engine.state, call, shard, items, self.now_ms)
+        return answers
+
+    def put_ordered(self, *keys: str, shard: int = 1, lane: LaneKey = ORDERED_LANE, **how: Any) -> list[Any]:
+        """As `enqueue`, one item an order key, all in one request to `shard`. `how`: as `item`."""
+        answers: list[Any] = []
+        call = EnqueueCall(len(keys), answers.extend)
+        self.engine.state.deadlines.push(self.now_ms + 5_000, call)
+        items = []
+        for at, key in enumerate(keys):
+            item = NewOrdered.of(self.item(b"x", **how), key.encode(), order_digest(*topic_key(lane), key))
+            items.append(Keyed(at, Dedup(item.digest, 0), item, lane, 1))
+        dedup.place(self.engine.state, call, shard, items, self.now_ms)
+        return answers
+
+    def ordered(self, *keys: str, **how: Any) -> list[int]:
+        """Store an item for each order key, and return their ids."""
+        answers = self.put_ordered(*keys, **how)
+        self.settle()
         return answers
 
     # ------------------------------------------------------------------------------------- dequeues

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from foqs.buffers.pending_dedup import Copy, Give
+from foqs.buffers.pending_dedup import Copy, Give, GivenPage
 from foqs.buffers.shard_batch import BatchResult, Outcome
 from foqs.engine import dedup
 from foqs.errors import Unavailable
-from foqs.ids import HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of
+from foqs.ids import HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of, next_digest
 from foqs.rows import DedupRow, Holding
 from foqs.second_answer import Duplicate
 from foqs.shardmgr.routing import bits_of, has
@@ -50,7 +50,7 @@ def test_a_slot_is_gone_before_its_rows_are_read() -> None:
     assert batch.transaction.slots is not None
     assert not has(batch.transaction.slots.bits, SLOT)
     lab.arrive(shard, batch)
-    assert given == [[lab.dbs[1].dedup[digest_of("ns", "a")]]]
+    assert given == [GivenPage([lab.dbs[1].dedup[digest_of("ns", "a")]], [])]
     assert lab.dbs[1].slots == shard.queue.keys.held
     assert not has(shard.queue.keys.held.bits, SLOT)
     assert has(shard.queue.keys.held.bits, (SLOT + 1) % HASH_SLOTS)
@@ -66,7 +66,7 @@ def test_a_give_waits_for_pending_keys_of_its_slot() -> None:
     assert len(stored) == 1
     assert dedup.due(shard.queue)
     lab.settle()
-    assert [[found.id for found in rows] for rows in given] == [stored]
+    assert [[found.id for found in page.rows] for page in given] == [stored]
 
 
 def test_a_slot_that_is_given_takes_no_more_keys() -> None:
@@ -76,7 +76,7 @@ def test_a_slot_that_is_given_takes_no_more_keys() -> None:
     other = lab.enqueue_keyed("b")
     lab.settle()
     assert hash_slot_of(digest_of("ns", "b")) != SLOT
-    assert (away, len(other), given) == ([], 1, [[]])
+    assert (away, len(other), given) == ([], 1, [GivenPage([], [])])
     assert not lab.engine.state.shards[1].queue.keys.pending
 
 
@@ -87,7 +87,7 @@ def test_the_rows_of_a_slot_come_in_pages() -> None:
     lab.dbs[1].dedup.update((digest, DedupRow(digest, 0, 1, lab.now_ms + 60_000)) for digest in digests)
     given = give(lab, limit=3)
     lab.settle()
-    assert [found.digest for found in given[0]] == digests[:3]
+    assert [found.digest for found in given[0].rows] == digests[:3] and given[0].rest == next_digest(digests[2])
 
 
 def test_a_give_by_an_older_record_is_refused() -> None:
@@ -111,7 +111,7 @@ def test_a_give_is_refused_when_its_transaction_fails() -> None:
     lab.go_on(100)
     repeated = give(lab)
     lab.settle()
-    assert repeated == [[]]
+    assert repeated == [GivenPage([], [])]
     assert not has(lab.dbs[1].slots.bits, SLOT)
 
 

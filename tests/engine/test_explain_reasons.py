@@ -146,6 +146,18 @@ def leased() -> Case:
     return Case(host, item_id, R.LEASED, host.now_ms + 5_000, text, end)
 
 
+def behind_in_order() -> Case:
+    host = OneHost(1)
+    first, item_id = put(host, b"x", b"x", order_key="k")
+    (leased,) = take(host).items
+    text = f"Item {first} of the same order key has not ended."
+
+    def end() -> None:
+        host.ask("Ack", items=[idl.AckItem(first, leased.lease)])
+
+    return Case(host, item_id, R.BEHIND_IN_ORDER, None, text, end)
+
+
 def paused() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
@@ -246,8 +258,8 @@ def not_loaded() -> Case:
 
 
 CASES = [
-    gone, ended, not_served, clock_in_doubt, in_grace, broken, delayed, leased, paused, throttled, behind_in_lane,
-    behind_in_turn, per_worker, no_consumer, not_loaded,
+    gone, ended, not_served, clock_in_doubt, in_grace, broken, delayed, leased, behind_in_order, paused, throttled,
+    behind_in_lane, behind_in_turn, per_worker, no_consumer, not_loaded,
 ]  # fmt: skip
 
 

@@ -290,7 +290,7 @@ def test_a_topic_too_many_with_a_key_is_refused_in_words() -> None:
     lab = crowded(1)
     fill(lab, TOPICS[:100])
     (refused,) = lab.enqueue_keyed("a")  # its topic is not among the first 100
-    assert str(refused) == f"the shard of the dedup_key {FULL}"
+    assert str(refused) == f"the shard of the key {FULL}"
     assert refused.retry_after_ms == enqueue.RETRY_MS
 
 

@@ -129,7 +129,7 @@ def test_a_keyed_item_that_comes_too_late_is_refused() -> None:
     outcomes = lab.enqueue_keyed("a")
     lab.settle()
     (refused,) = outcomes
-    assert str(refused) == f"the shard of the dedup_key {FULL}"
+    assert str(refused) == f"the shard of the key {FULL}"
 
 
 # ------------------------------------------------------------------------------------------ tenants that come once

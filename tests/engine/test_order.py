@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from foqs.buffers.pending_dedup import Give
+from foqs.buffers.pending_dedup import Give, GivenPage
 from foqs.buffers.shard_batch import BatchResult
 from foqs.engine.listing import Listed, Listing
 from foqs.errors import FoqsError
@@ -61,7 +61,7 @@ def test_a_slot_just_given_away_does_not_come_back() -> None:
     moves.adopt()
     for each in sent:
         lab.arrive(*each)
-    assert given == [[]]
+    assert given == [GivenPage([], [])]
     lab.settle()
     held = shard.queue.keys.held
     assert has(held.bits, other)

@@ -27,7 +27,7 @@ from foqs.engine.shard_driver import (
     Steps,
 )
 from foqs.ids import Mark
-from foqs.rows import Opened
+from foqs.opened import Opened
 from foqs.shardmgr.lifecycle import ShardState, moved
 
 ASSIGNED, OPENING, SERVING, DRAINING, CLOSED = ShardState

@@ -16,7 +16,7 @@ from foqs.fairness.keys import lane_key
 from foqs.idl import idl
 from foqs.ids import shard_of
 from foqs.item import Phase
-from foqs.rows import Opened
+from foqs.opened import Opened
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
 from tests.support.one_host import OneHost, kinds, put, take

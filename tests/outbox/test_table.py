@@ -53,7 +53,10 @@ def test_times_count_from_the_add():
 
 
 @pytest.mark.memory
-@pytest.mark.parametrize("spec", [ItemSpec("a", "text"), ItemSpec("a", b"", headers={"a": 1}), ItemSpec(1, b"")])
+@pytest.mark.parametrize(
+    "spec",
+    [ItemSpec("a", "text"), ItemSpec("a", b"", headers={"a": 1}), ItemSpec(1, b""), ItemSpec("a", b"", order_key="k")],
+)
 def test_a_wrong_item_is_refused(spec):
     with pytest.raises(Invalid):
         fixed_item(spec, "key", NOW_MS)

@@ -6,6 +6,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from foqs.api.intake import Intake
+from foqs.bounds import LIMITS
 from foqs.engine.calls import EnqueueCall
 from foqs.errors import (
     FoqsError,
@@ -16,25 +18,27 @@ from foqs.errors import (
     NotServed,
     OutcomeUnknown,
     Overloaded,
+    RequestTooLarge,
     Unauthenticated,
     Unavailable,
 )
 from foqs.idl import idl
 from foqs.ids import digest_of
-from foqs.peers.forwarded import AGAIN_MS
-from foqs.peers.forwarded_requests import ForwardedDedupEnqueue, ForwardedEnqueue
+from foqs.peers.forwarded import AGAIN_MS, RETRY_MS
+from foqs.peers.forwarded_requests import ForwardedEnqueue, ForwardedKeyedEnqueue
 from foqs.second_answer import Duplicate, OwnDuplicate
 from tests.api.wire import spec
 from tests.peers.exchanges import DEADLINE_MS, HANDOVER_MS, LOST, Rig
 
 
-def keyed(rig: Rig, adopt: Any = None) -> tuple[ForwardedDedupEnqueue, list[Any]]:
+def keyed(rig: Rig, adopt: Any = None) -> tuple[ForwardedKeyedEnqueue, list[Any]]:
     item = Mock(at=0)
     item.dedup.digest = digest_of("test", "k")
+    item.item.order_key = None
     outcomes: list[Any] = []
     request = SimpleNamespace(ns="test", items=[spec("t", dedup_key="k")], context=None)
     call = EnqueueCall(1, outcomes.extend)
-    made = ForwardedDedupEnqueue(rig.exchange, call, [item], request, DEADLINE_MS, adopt or Mock())
+    made = ForwardedKeyedEnqueue(rig.exchange, call, [item], request, DEADLINE_MS, adopt or Mock())
     made.route()
     return made, outcomes
 
@@ -117,6 +121,73 @@ def test_a_keyed_item_in_doubt_is_not_withdrawn() -> None:
     made, _ = keyed(rig)
     rig.answer(LOST)
     assert made.withdraw() == []
+
+
+def ordered(rig: Rig, *keys: str) -> list[Any]:
+    """The outcomes of an enqueue of an item for each of the order keys."""
+    items = Intake("test", [spec("t", b"%d" % at, order_key=key) for at, key in enumerate(keys)], LIMITS, 1_000).keyed
+    request = SimpleNamespace(ns="test", items=[spec("t", order_key=key) for key in keys], context=None)
+    outcomes: list[Any] = []
+    call = EnqueueCall(len(keys), outcomes.extend)
+    ForwardedKeyedEnqueue(rig.exchange, call, items, request, DEADLINE_MS, Mock()).route()
+    return outcomes
+
+
+def sent_keys(rig: Rig) -> list[list[str]]:
+    return [[item.order_key for item in sent.request.items] for sent in rig.sent]
+
+
+def stored_all(*ids: int) -> Any:
+    return idl.EnqueueResponse([idl.EnqueueOutcome(item_id) for item_id in ids])
+
+
+def test_items_with_order_keys_go_in_one_request() -> None:
+    rig = Rig({2: "b"})
+    outcomes = ordered(rig, *"abab")
+    assert sent_keys(rig) == [["a", "b", "a", "b"]]
+    rig.answer(stored_all(5, 6, 7, 8))
+    assert outcomes == [5, 6, 7, 8]
+
+
+def test_an_ordered_enqueue_is_not_repeated_after_a_lost_reply() -> None:
+    rig = Rig({2: "b"})
+    outcomes = ordered(rig, "a", "a")
+    rig.answer(LOST)
+    rig.wait(AGAIN_MS)
+    assert not rig.sent
+    assert [type(outcome).__base__ for outcome in outcomes] == [OutcomeUnknown] * 2
+
+
+@pytest.mark.parametrize("refusal", [NotServed(), NotSent("no connection")])
+def test_an_ordered_enqueue_that_reached_no_owner_is_repeated(refusal: FoqsError) -> None:
+    rig = Rig({2: "b"})
+    outcomes = ordered(rig, "a", "a")
+    rig.answer(refusal)
+    rig.wait(AGAIN_MS)
+    assert sent_keys(rig) == [["a", "a"]]
+    rig.answer(stored_all(5, 6))
+    assert outcomes == [5, 6]
+
+
+def test_a_request_that_is_too_large_is_cut_between_order_keys() -> None:
+    rig = Rig({2: "b"})
+    outcomes = ordered(rig, *"abab")
+    rig.answer(RequestTooLarge("no"))
+    assert sent_keys(rig) == [["a", "a"], ["b", "b"]]
+    rig.answer(stored_all(5, 7))
+    rig.answer(stored_all(6, 8))
+    assert outcomes == [5, 6, 7, 8]
+
+
+def test_the_rest_of_an_order_key_may_be_enqueued_later() -> None:
+    """The items before it do not fit one request with it, and may fail."""
+    rig = Rig({2: "b"})
+    outcomes = ordered(rig, *"aaaa")
+    rig.answer(RequestTooLarge("no"))
+    assert sent_keys(rig) == [["a", "a"]]
+    rig.answer(stored_all(5, 6))
+    assert outcomes[:2] == [5, 6]
+    assert [(type(one), one.retry_after_ms) for one in outcomes[2:]] == [(Unavailable, RETRY_MS)] * 2
 
 
 def plain(rig: Rig, addresses: list[str]) -> list[Any]:

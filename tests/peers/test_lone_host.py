@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from foqs.engine.calls import DequeueCall
+from foqs.buffers.pending_dedup import Keyed
+from foqs.engine import item_ops
+from foqs.engine.calls import DequeueCall, EnqueueCall
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, NotSent
+from foqs.fairness.keys import ORDERED, lane_key
 from foqs.idl import idl
-from foqs.ids import HASH_SLOTS
+from foqs.ids import HASH_SLOTS, Dedup, order_digest, shard_of
+from foqs.order import OrderHome
 from foqs.peers.coordinator import HashSlotOwner, LoneHashSlotOwners
 from foqs.peers.forwarded_requests import ACK
 from foqs.peers.forwarder import LoneForwarder
+from foqs.rows import NewOrdered
 from foqs.shardmgr.routing import has
 from tests.engine.laboratory import Laboratory
 from tests.peers.exchanges import Incoming, Log
@@ -111,3 +117,37 @@ def test_a_lone_host_has_no_other_hosts_to_ask() -> None:
         "ReleaseLeases", dict, idl.GetItemRequest(1), 1_000, lambda *_: ends.append(["an answer"]), ends.append
     )
     assert ends == [[]]
+
+
+def test_order_keys_whose_slots_moved_before() -> None:
+    """The host has left its cluster. Items are in one of its shards, and the slot of their key is in the other."""
+    rig, soon = Rig(1, 2), list[Callable[[], None]]()
+    lone = LoneForwarder(rig.engine, lambda: ADDRESS, TestTimers(lambda: rig.now_ms, soon=soon.append), Log())
+    lone.share_slots()
+    rig.settle()
+    topic, digest = ("test", "t"), order_digest("test", "t", "k")
+    number = next(n for n in (1, 2) if rig.engine.state.shards[n].queue.keys.takes(digest))
+    lane = lane_key(topic, until=ORDERED)
+    (old,) = rig.ordered("k", shard=3 - number, lane=lane)
+    orders = rig.engine.state.shards[number].memory.orders
+    orders.goes_elsewhere([OrderHome(digest, 3 - number, 7)])
+
+    def put() -> int:
+        outcomes: list[Any] = []
+        item = NewOrdered.of(rig.item(), b"k", digest)
+        keyed = Keyed(0, Dedup(digest, 0), item, lane, 7)
+        call, request = EnqueueCall(1, outcomes.extend), idl.EnqueueRequest("test", [])
+        lone.enqueue_keyed(call, [keyed], request, rig.now_ms, rig.now_ms + 5_000)
+        rig.settle()
+        while soon:
+            soon.pop(0)()
+            rig.settle()
+        return int(outcomes[0])
+
+    stored = put()
+    assert shard_of(stored) == 3 - number
+    for item_id in (old, stored):
+        rig.operate(item_id, item_ops.delete)
+        rig.settle()
+    assert shard_of(put()) == number
+    assert not orders.elsewhere

@@ -263,7 +263,7 @@ def test_keys_that_are_being_stored_are_given_with_their_slot(
     cluster.until(lambda: bool(given), "the rows")
     made = {outcome.id for outcome in wire.receive("Enqueue").outcomes}
     assert len(made) == 15
-    assert {row.id for row in given[0]} == made
+    assert {row.id for row in given[0].rows} == made
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import pytest
 from foqs.config.load import load
 from foqs.event_loop import until
 from foqs.ids import Mark, Marks
-from foqs.rows import LaneRow, Opened
+from foqs.opened import Opened
+from foqs.rows import LaneRow
 from foqs.server.clock import Reading
 from foqs.server.marks import Recalled, Saved
 from foqs.server.node import Neighbours, Node

@@ -10,9 +10,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
+from foqs.opened import Opened
 from foqs.peers.settings_sync import HostSettings
 from foqs.policies.settings import Settings
-from foqs.rows import Opened, SettingRow
+from foqs.rows import SettingRow
 from foqs.server.settings import ShardSettings
 from foqs.server.settings_copies import COMPLETE
 from foqs.server.shard_worker import worker_of

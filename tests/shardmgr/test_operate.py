@@ -218,7 +218,7 @@ def test_draining_a_shard_ends_when_its_slots_are_gone() -> None:
     now = having(TWO, change)
     assert change.missing(now) == []
     with_slots = replace(now, slots=Slots(0, (1, 2, 1)))
-    assert change.missing(with_slots) == ["shard 1 still has 2 slots of deduplication keys"]
+    assert change.missing(with_slots) == ["shard 1 still has 2 slots of deduplication and order keys"]
     alone = {1: with_slots.shards[1], 2: shard(2, ShardUse.DISABLED)}
     assert change.missing(replace(with_slots, shards=alone)) == [], "there is no other to take them"
     with pytest.raises(Invalid, match="made enabled shard 1"):
@@ -307,6 +307,6 @@ def test_the_best_imbalance_of_indivisible_shards_is_known() -> None:
 
 
 def test_answers_of_hosts_are_in_rows_of_hosts_and_shards() -> None:
-    status = status_of(TWO, {"a": HostAnswer("1.2", {1: 7.5}, {1: 40})})
+    status = status_of(TWO, {"a": HostAnswer("1.2", {1: 7.5}, {1: 40}, {1: 3})})
     assert [(row.version, row.load, row.items) for row in status.hosts] == [("1.2", 7.5, 40), (None, None, None)]
-    assert [(row.load, row.items) for row in status.shards] == [(7.5, 40), (None, None)]
+    assert [(row.load, row.items, row.order_keys) for row in status.shards] == [(7.5, 40, 3), (None, None, None)]

@@ -13,10 +13,11 @@ from typing import Any
 from foqs.buffers.reads import ListRead
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.buffers.tail import MAX_BYTES
+from foqs.engine.dead_orders import DEAD_BYTES
 from foqs.engine.engine import Engine
 from foqs.engine.listing import Listing
 from foqs.engine.shard import Shard
-from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of, topic_key
+from foqs.fairness.keys import ORDERED, LaneKey, TopicKey, is_plain, tenancy_of, topic_key
 from foqs.fairness.tenants import DOWN, HELD, QUEUED, SKIPPED, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import Turns
@@ -24,6 +25,7 @@ from foqs.item import KNOWN_BYTES, Item, Phase, Place
 from foqs.prefetch.lane import Lane
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.memory_store import counts_of_ends
+from tests.sim.orders import audit_orders, turns_in, visible
 from tests.sim.records import MemoryWrong, lane_of
 
 
@@ -77,6 +79,8 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
         ):
             raise MemoryWrong(f"{item} is remembered as a written lease")
     _audit_tail(shard, db)
+    audit_orders(shard, db)
+    visible(shard, db)
     _audit_scans(shard, db)
 
 
@@ -111,7 +115,9 @@ def _audit_tail(shard: Shard, db: MemoryDatabase) -> None:
 def available(shard: Shard, lane: Lane, db: MemoryDatabase) -> Iterator[tuple[int, int, int]]:
     """Yield the keys of the lane's rows that may be delivered, in order: ready, not leased, without a change."""
     keys = db.order.get(lane.number or 0, [])
-    if db.unindexed:
+    if lane.until == ORDERED:
+        keys = turns_in(shard, lane, db)
+    elif db.unindexed:
         unindexed = [
             (row.priority, row.deliver_after_ms, row.id) for row in db.unindexed.values() if row.lane == lane.number
         ]
@@ -143,7 +149,8 @@ def _audit_item(shard: Shard, item: Item, db: MemoryDatabase) -> None:
     body = db.items.get(item.id)
     if body is None:
         raise MemoryWrong(f"{item} is known but not in the database")
-    place, unindexed = Place.TIMER if item.id in db.timer else Place.READY, item.id in db.unindexed
+    place = Place.TIMER if item.id in db.timer else Place.READY
+    unindexed = item.id not in db.ready and place is Place.READY if item.order else item.id in db.unindexed
     row = (place, unindexed, body.priority, body.deliver_after_ms)
     _same("row, tail and key", item, (item.place, item.unindexed, item.priority, item.deliver_after_ms), row)
     if item.in_flight is not None and shard.queue.in_flight is None:
@@ -192,6 +199,8 @@ def audit_budget(host: Engine, listings: list[Listing]) -> None:
     `listings` hold."""
     held = sum(listing._held_bytes for listing in listings)
     held += sum(item.held for shard in host.state.shards.values() for item in shard.memory.known.values())
+    held += sum(shard.memory.orders._held_bytes for shard in host.state.shards.values())
+    held += sum(DEAD_BYTES * len(shard.memory.orders.dead.items) for shard in host.state.shards.values())
     held += sum(one.row.size_bytes for shard in host.state.shards.values() for one in shard.queue.progress.values())
     if host.state.budget.used_bytes != held:
         raise MemoryWrong(f"{host.state.budget} but known items and lists hold {held}")

@@ -17,7 +17,7 @@ from foqs.engine.shard_driver import ShardDriver
 from foqs.engine.state import Callbacks
 from foqs.fairness.keys import TopicKey
 from foqs.ids import Stamp
-from foqs.rows import Opened
+from foqs.opened import Opened
 from foqs.server.clock import DatabaseClock
 from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState

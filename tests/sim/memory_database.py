@@ -1,17 +1,18 @@
 """A shard's database in memory, which checks every transaction whole.
 
-An item is in exactly one of `ready`, `timer` and `ended`, or is unindexed, with an id above `indexed_to`. Rows say what
-the body says, a delete matches a row, no id is inserted twice ever, no checkpoint passes a row, only the owner changes
-a row.
+An item is in exactly one of `ready`, `timer` and `ended`, or is unindexed, with an id above `indexed_to`, or stands in
+the order of its order key. Rows say what the body says, a delete matches a row, no id is inserted twice ever, no
+checkpoint passes a row, only the owner changes a row.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from foqs.ids import FOREVER_MS, hash_slot_bounds, hash_slot_of
+from foqs.order import InOrder, Order, OrderHome, OrderRow, Standing
 from foqs.policies.failures import FailureFilter
 from foqs.rows import (
     Batch,
@@ -27,6 +28,7 @@ from foqs.rows import (
     LaneRow,
     LastFailure,
     NewItem,
+    NewOrdered,
     ProgressRow,
     ReadyRow,
     TimerRow,
@@ -35,6 +37,15 @@ from foqs.shardmgr.routing import has
 
 POISON = b"\xffpoison"
 """A payload or metadata that begins with it is refused by the database."""
+
+
+def size_of(item: NewItem | Body) -> int:
+    """The size of the body, as rows have it."""
+    return len(item.payload) + len(item.metadata or b"") + len(item.headers or b"")
+
+
+def _order_of(row: OrderRow) -> tuple[bytes, int, int, int]:
+    return row[:4]
 
 
 class DatabaseRuleBroken(AssertionError):
@@ -80,6 +91,8 @@ class MemoryDatabase:
         self.order: dict[int, list[Key]] = {}  # lane -> keys of `ready`, sorted
         self.timer: dict[int, TimerRow] = {}
         self.due_order: list[tuple[int, int]] = []
+        self.ordered: dict[int, OrderRow] = {}
+        self.orders: list[tuple[bytes, int, int, int]] = []  # digest, standing, place and id of `ordered`, sorted
         self.expiry: dict[int, int] = {}
         self.expiry_order: list[tuple[int, int]] = []
         self.failures: dict[int, FailureRow] = {}
@@ -89,6 +102,7 @@ class MemoryDatabase:
         self.results: dict[int, bytes] = {}
         self.progress: dict[int, ProgressRow] = {}
         self.ended_from_ms = 0
+        self.homes: dict[bytes, OrderHome] = {}
         self.lanes: dict[int, LaneRow] = {}
         self.ever: set[int] = set()
         self.epoch = 0
@@ -155,7 +169,11 @@ class MemoryDatabase:
         for number, weight in batch.weights:
             _rule(number in self.lanes, "lane {} gets a weight but is not there", number)
             self.lanes[number] = self.lanes[number]._replace(weight=weight)
+        for row in batch.order_gone:
+            _rule(self.ordered.pop(row.id, None) == row, "row {} of ordered is deleted but is not there", row)
+            del self.orders[bisect_left(self.orders, _order_of(row))]
         for item in batch.inserts:
+            _rule(batch.ordered or not isinstance(item, NewOrdered), "item {} is not stored in order", item.id)
             self._insert(item)
         for _, priority, deliver_after_ms, item_id in batch.ready_gone:
             self._ready_gone((priority, deliver_after_ms, item_id))
@@ -189,6 +207,12 @@ class MemoryDatabase:
             self.first.pop(item_id, None)
             if all(failure.id != item_id for failure in batch.failure_new):
                 self.last_failures.pop(item_id, None)
+        for row in batch.order_new:
+            self._order_new(row)
+        for item_id, order_at in batch.order_at_new:
+            body = self.items[item_id]
+            _rule(body.order_key is not None, "item {} gets a place and has no order key", item_id)
+            self.items[item_id] = body._replace(order_at=order_at)
         for row in batch.ready_new:
             self._ready_new(row)
         for timer in batch.timer_new:
@@ -227,6 +251,7 @@ class MemoryDatabase:
             (row.digest, row) for row in (*keys.copied, *keys.marks, *batch.dedup_new, *batch.dedup_again)
         )
         self._held_keys(keys)
+        self._change_homes(keys)
         self._check(batch)
         self.slots = self.slots if batch.slots is None else batch.slots
         self.ended_from_ms = self.ended_from_ms if batch.ended_from_ms is None else batch.ended_from_ms
@@ -246,9 +271,9 @@ class MemoryDatabase:
         found = []
         for item_id, body in sorted(self.items.items()) if self.indexed_to else ():
             placed = item_id in self.ready or item_id in self.timer or item_id in self.ended
-            if item_id > self.indexed_to and not placed:
-                size = len(body.payload) + len(body.metadata or b"") + len(body.headers or b"")
-                found.append(ReadyRow(body.lane, body.priority, body.deliver_after_ms, item_id, 0, 0, size))
+            if item_id > self.indexed_to and not placed and body.order_at is None:
+                row = (body.lane, body.priority, body.deliver_after_ms, item_id, 0, 0, size_of(body))
+                found.append(ReadyRow(*row))
         _rule(
             self.unindexed.keys() == {row.id for row in found},
             "items {} are not found by the next owner", self.unindexed,
@@ -287,6 +312,14 @@ class MemoryDatabase:
     def _clear_slots(self, keys: KeyRows) -> None:
         for low, high in map(hash_slot_bounds, keys.cleared):
             self.dedup = {digest: row for digest, row in self.dedup.items() if not low <= digest <= high}
+            self.homes = {digest: home for digest, home in self.homes.items() if not low <= digest <= high}
+
+    def _change_homes(self, keys: KeyRows) -> None:
+        self.homes.update((home.digest, home) for home in keys.homes)
+        for _, digest, home in keys.homes_gone:
+            if self.homes.get(digest) == (digest, home.shard, home.stamp):
+                del self.homes[digest]
+        self.homes = {digest: home for digest, home in self.homes.items() if home.shard not in keys.shards_gone}
 
     def _held_keys(self, keys: KeyRows) -> None:
         for row in keys.held:
@@ -342,11 +375,15 @@ class MemoryDatabase:
         self.ever.add(item.id)
         self.items[item.id] = Body(
             item.id, item.lane, item.priority, item.deliver_after_ms, item.enqueued_at_ms, item.expires_at_ms,
-            item.lease_ms, item.delivery, item.payload, item.metadata, item.headers,
+            item.lease_ms, item.delivery, item.payload, item.metadata, item.headers, item.order_key, item.order_at,
         )  # fmt: skip
-        size = len(item.payload) + len(item.metadata or b"") + len(item.headers or b"")
+        size = size_of(item)
+        if isinstance(item, NewOrdered):
+            self._order_new(item.order_row)
         if item.due_ms:
             self._timer_new(TimerRow(item.due_ms, item.id, item.lane, 0, 0, 0, size))
+        elif isinstance(item, NewOrdered):
+            pass
         elif item.unindexed:
             self.unindexed[item.id] = ReadyRow(item.lane, item.priority, item.deliver_after_ms, item.id, 0, 0, size)
         else:
@@ -376,6 +413,29 @@ class MemoryDatabase:
         at = bisect_left(keys, key)
         _rule(at < len(keys) and keys[at] == key, "ready row {} is deleted as {}", row, key)
         del keys[at]
+
+    def _order_new(self, row: OrderRow) -> None:
+        body = self.items.get(row.id)
+        _rule(body is not None, "row {} of ordered without item", row)
+        there = any(other[:3] == row[:3] for other in self.orders[bisect_left(self.orders, _order_of(row)[:3]) :][:1])
+        _rule(row.id not in self.ordered and not there, "row {} of ordered exists", row)
+        self.ordered[row.id] = row
+        insort(self.orders, _order_of(row))
+
+    def in_order(self, digest: bytes, place: int, limit: int, *, of_one: bool) -> list[InOrder]:
+        """Return the first `limit` items that stand in order, of the key behind the place, or of all keys behind it."""
+        found: list[InOrder] = []
+        after = (digest, Standing.IN_ORDER if of_one else len(Standing), place, (1 << 63) - 1)
+        for key, standing, at, item_id in self.orders[bisect_right(self.orders, after) :]:
+            if len(found) == limit or (of_one and (key, standing) != (digest, Standing.IN_ORDER)):
+                break
+            if standing == Standing.IN_ORDER:
+                body, ready, timer = self.items[item_id], self.ready.get(item_id), self.timer.get(item_id)
+                row = ready or timer
+                state = (0, 0, size_of(body)) if row is None else (row.attempt, row.lease, row.bytes)
+                about = (body.lane, body.priority, body.deliver_after_ms, *state, ready is not None, timer is not None)
+                found.append(InOrder(key, at, item_id, *about))
+        return found
 
     def _timer_new(self, row: TimerRow) -> None:
         body = self.items.get(row.id)
@@ -410,6 +470,19 @@ class MemoryDatabase:
         end = (behind[-1].fingerprint, behind[-1].id) if len(behind) == rows else None
         return [row for row in behind if wanted.matches(row)], end
 
+    def _check_order(self, item_id: int) -> None:
+        body, row = self.items.get(item_id), self.ordered.get(item_id)
+        over = body is None or body.order_at is None or item_id in self.failures or item_id in self.ended
+        _rule((row is None) == over or not self.strict, "item {} is not in its order: {}", body, row)
+        if row is None:
+            return
+        _rule(body is not None and body.lane == row.lane, "row {} of ordered is not what its item says: {}", row, body)
+        assert body is not None
+        order = None if body.order_at is None else Order.unpack(body.order_at, item_id)
+        _rule(order == (row.digest, row.place, row.standing), "row {} of ordered is not at {}", row, order)
+        placed = item_id in self.timer
+        _rule(placed or row.standing == Standing.IN_ORDER, "item {} waits, and has no row in timer", row)
+
     def _first_key(self) -> list[tuple[int, int]]:
         return [min((row.expires_at_ms, 0) for row in self.dedup.values())] if self.dedup else []
 
@@ -417,6 +490,10 @@ class MemoryDatabase:
         for item_id in batch.ids():
             tables = (item_id in self.ready) + (item_id in self.timer) + (item_id in self.unindexed)
             tables += item_id in self.ended
+            self._check_order(item_id)
+            order = self.ordered.get(item_id)
+            if order is not None and order.standing == Standing.IN_ORDER and not tables:
+                tables = 1  # it needs no row
             _rule(tables == (item_id in self.items), "item {} is in {} of ready, timer and ended", item_id, tables)
             body = self.items.get(item_id)
             has_ttl = body is not None and body.expires_at_ms > 0 and item_id not in self.ended

@@ -8,11 +8,12 @@ from collections.abc import Iterable
 
 from foqs.ids import Marks
 from foqs.item_filter import ItemFacts
+from foqs.opened import Backlog, Opened
+from foqs.order import InOrder, Order, OrderHome, OrderRow, Standing
 from foqs.policies.failures import FailureFilter
 from foqs.policies.settings import Change, Settings, decode
 from foqs.rows import (
     BACKLOG_SHIFT,
-    Backlog,
     Batch,
     Body,
     DeadPage,
@@ -31,7 +32,6 @@ from foqs.rows import (
     HeldKey,
     Key,
     LastFailure,
-    Opened,
     ProgressRow,
     ReadyRow,
     Scan,
@@ -112,6 +112,13 @@ class MemoryStore:
             noted={item_id: len(row.checkpoint or b"") for item_id, row in db.progress.items()},
             holding=bool(db.held),
             tail=tail,
+            ordered=counts_of_orders(db.ordered.values()),
+            homes=list(db.homes.values()),
+            order_leases=[
+                (Order(row.digest, row.place, row.standing), row.id, row.lane)
+                for row in db.ordered.values()
+                if row.id in db.timer and db.timer[row.id].lease
+            ],
         )
 
     def cut(self) -> None:
@@ -214,7 +221,10 @@ class MemoryStore:
     def facts(self, ids: list[int], headers: bool) -> list[ItemFacts]:
         self._read()
         bodies = [self._db.items[item_id] for item_id in ids if item_id in self._db.items]
-        return [ItemFacts(one.id, one.priority, one.enqueued_at_ms, one.headers if headers else None) for one in bodies]
+        return [
+            ItemFacts(one.id, one.priority, one.enqueued_at_ms, one.headers if headers else None, one.order_key)
+            for one in bodies
+        ]
 
     def bodies(self, ids: list[int]) -> list[Body]:
         self._read()
@@ -242,6 +252,7 @@ class MemoryStore:
                     body.expires_at_ms,
                     body.delivery,
                     db.since_ms(item_id),
+                    body.order_at,
                 )
             )
         return Scan(rows, complete, next_ms, db.now_ms())
@@ -298,8 +309,43 @@ class MemoryStore:
         for row in found[:limit]:
             body = db.items[row.id]
             about = (body.priority, body.deliver_after_ms, body.expires_at_ms, body.headers)
-            page.append(DeadRow(row, *about, db.ready.get(row.id), db.timer.get(row.id)))
+            rows_of = (db.ready.get(row.id), db.timer.get(row.id))
+            page.append(DeadRow(row, *about, *rows_of, body.order_key, body.order_at))
         return DeadPage(page, end)
+
+    def orders_behind(self, digest: bytes, limit: int) -> list[InOrder]:
+        self._read()
+        return self._db.in_order(digest, 0, limit, of_one=False)
+
+    def orders_of(self, keys: list[tuple[bytes, int]], limit: int) -> list[InOrder]:
+        self._read()
+        return sorted(row for key in keys for row in self._db.in_order(*key, limit, of_one=True))
+
+    def list_behind(self, lanes: list[int], after: tuple[bytes, int] | None, limit: int) -> list[InOrder]:
+        self._read()
+        digest, place = after or (b"", 0)
+        rows = [
+            *(self._db.in_order(digest, place, 1 << 30, of_one=True)),
+            *self._db.in_order(digest, 0, 1 << 30, of_one=False),
+        ]
+        return [row for row in rows if row.lane in lanes and not row.timer][:limit]
+
+    def orders_in(self, digests: list[bytes]) -> set[bytes]:
+        self._read()
+        return {row.digest for row in self._db.ordered.values()} & set(digests)
+
+    def orders_between(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
+        self._read()
+        return sorted({row.digest for row in self._db.ordered.values() if low <= row.digest <= high})[:limit]
+
+    def order_homes(self, low: bytes, high: bytes, limit: int) -> list[OrderHome]:
+        self._read()
+        return sorted(home for home in self._db.homes.values() if low <= home.digest <= high)[:limit]
+
+    def dead_orders(self, after_id: int, limit: int) -> list[tuple[int, bytes | None]]:
+        self._read()
+        ids = sorted(item_id for item_id in self._db.failures if item_id > after_id)
+        return [(item_id, self._db.items[item_id].order_at) for item_id in ids[:limit]]
 
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         self._read()
@@ -382,6 +428,15 @@ def counts_of_ends(rows: Iterable[EndedRow]) -> dict[int, tuple[int, int]]:
         completed, failed = made.get(row.lane, (0, 0))
         one = row.state == EndedState.COMPLETED
         made[row.lane] = completed + one, failed + (not one)
+    return made
+
+
+def counts_of_orders(rows: Iterable[OrderRow]) -> dict[int, tuple[int, int]]:
+    """By lane: rows, and IN_ORDER ones."""
+    made: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        count, in_order = made.get(row.lane, (0, 0))
+        made[row.lane] = count + 1, in_order + (row.standing == Standing.IN_ORDER)
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 
-from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
+from foqs.fairness.keys import ORDERED, LaneKey, lane_key, unpack_throttles
 from foqs.ids import Dedup
 from foqs.rows import LaneRow, NewItem
 from foqs.rules import ItemRules, unpack_rules, unpack_until
@@ -39,10 +39,16 @@ class Spec:
     weight: int = 0
     rules: ItemRules | None = None
     until: int = 0  # when its key is free
+    order: str = ""  # its order key
+    request: int = 0  # of items with order keys, by its number
 
     def lane(self, topic: tuple[str, str]) -> LaneKey:
         """Return the lane that the item has in a topic."""
-        return lane_key(topic, self.tenant, self.throttles, self.rules, self.until)
+        return lane_key(topic, self.tenant, self.throttles, self.rules, self.lane_until)
+
+    @property
+    def lane_until(self) -> int:
+        return ORDERED if self.order else self.until
 
 
 @dataclass(eq=False)

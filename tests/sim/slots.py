@@ -8,12 +8,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from foqs.buffers.pending_dedup import Give
+from foqs.buffers.pending_dedup import Give, GivenPage
 from foqs.errors import FoqsError, Unavailable
 from foqs.ids import hash_slot_bounds
 from foqs.peers import hash_slots
 from foqs.peers.key_changes import KeyChanges, key_of
-from foqs.rows import DedupRow
 from foqs.rpc.peer_caller import Done
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing, arrived, shared_out
@@ -151,8 +150,9 @@ def _change_keys(owner: Member, request: Any, reply: Callable[[Any], None]) -> N
 
 
 def _give(owner: Member, request: Any, reply: Callable[[Any], None]) -> None:
-    def found(rows: list[DedupRow] | FoqsError) -> None:
-        reply(rows if isinstance(rows, FoqsError) else SimpleNamespace(keys=rows))
+    def found(page: GivenPage | FoqsError) -> None:
+        given = isinstance(page, GivenPage)
+        reply(SimpleNamespace(keys=page.rows, homes=page.homes, rest=page.rest) if given else page)
 
     low = request.low or hash_slot_bounds(request.slot)[0]
     wanted = Give(request.slot, request.stamp, low, request.limit, found)

@@ -11,7 +11,8 @@ from foqs.engine import batch_apply, batch_build
 from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.shard_queue import ShardQueue
-from foqs.rows import Batch, Opened
+from foqs.opened import Opened
+from foqs.rows import Batch
 from foqs.store.protocol import StoreFull
 from tests.kernel.mutants import Mutants, constant
 from tests.sim.memory_store import MemoryStore

@@ -100,6 +100,8 @@ def check_served(member: Member, calls: Sequence[DequeueCall], eligible: list[Sh
         for shard, item, _ in call.found:
             if member.current(shard.number):
                 sim.ledger.leased(item, sim.now_ms, delayed_ok=sim.profile.clock_steps)
+                if shard in eligible:
+                    sim.ledger.orders.leased(item, sim.dbs[shard.number])
             tenant = tenancy_of(item.lane.key)[0]
             given.setdefault(item.lane.topic.key, {}).setdefault(tenant, []).append(item)
     for key, count in wanted.items():

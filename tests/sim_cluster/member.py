@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from foqs.engine import shard_driver as steps
 from foqs.engine.shard_driver import ShardDriver
+from foqs.opened import Opened
 from foqs.peers.fact_keeper import FactKeeper, Returned
 from foqs.peers.membership_agent import MembershipAgent
 from foqs.peers.settings_sync import HostSettings
 from foqs.policies.settings import Settings
-from foqs.rows import Opened
 from foqs.server.cluster_node import LoggedFactWriter
 from foqs.server.settings import ClusterSettings
 from foqs.shardmgr.continuity import Finding

@@ -17,6 +17,7 @@ from foqs.spark.snapshot_shards import MAX_ID, Piece, Wanted
 from foqs.store.link import Link
 from foqs.store.sql import SqlStore
 from tests.store.contract import LANE, insert, ready_key, ready_row, timer_row
+from tests.store.order_contract import ordered
 from tests.store.proxy import Break, Proxy
 from tests.store.shards import NOW_MS, NUMBER, ServerShard, SqliteShard, new_item
 from tests.store.test_ownership import SERVERS
@@ -114,6 +115,7 @@ def test_leased_delayed_and_ready_items(store: SqlStore, batches: Read) -> None:
     unindexed = new_item(7)
     unindexed.unindexed = True
     insert(store, fresh, again, later, held, once, tried, unindexed)
+    store.commit(Batch(inserts=[ordered(8, lane=1), ordered(9, lane=1)], ordered=True, next_number=10_000))
     lease(store, held, due_ms=NOW_MS + 1_500, attempt=3)
     lease(store, once, due_ms=NOW_MS - 5, attempt=1)  # its lease has ended, and its host has not noticed that yet
     store.commit(
@@ -138,6 +140,8 @@ def test_leased_delayed_and_ready_items(store: SqlStore, batches: Read) -> None:
         5: ("leased", 1, NOW_MS - 5, "AT_MOST_ONCE", None),
         6: ("delayed", 4, None, "AT_LEAST_ONCE", None),
         7: ("ready", 0, None, "AT_LEAST_ONCE", None),
+        8: ("ready", 0, None, "AT_LEAST_ONCE", None),  # the first of its order key, and the next
+        9: ("ready", 0, None, "AT_LEAST_ONCE", None),
     }
     row = found[fresh.id]
     assert (row["shard"], row["namespace"], row["topic"], row["priority"]) == (NUMBER, "ns", "topic", -5)
@@ -148,7 +152,7 @@ def test_leased_delayed_and_ready_items(store: SqlStore, batches: Read) -> None:
     assert (found[later.id]["topic"], ms(found[later.id], "deliver_after")) == ("other", NOW_MS + 60_000)
     assert {ms(row, "enqueued_at") for row in found.values()} == {NOW_MS}
     assert {(row["fairness_key"], tuple(row["throttle_keys"])) for row in found.values()} == {("", ())}
-    for state, numbers in {"leased": [4, 5], "delayed": [3, 6], "ready": [1, 2, 7]}.items():
+    for state, numbers in {"leased": [4, 5], "delayed": [3, 6], "ready": [1, 2, 7, 8, 9]}.items():
         for names in (("id",), ("id", "state", "attempt")):
             of_state = rows_of(batches(names, Wanted(state=state)))
             assert [row["id"] & 0xFF for row in of_state] == numbers, (state, names)

@@ -1,5 +1,6 @@
 """Columns, options and keys, without Spark."""
 
+from time import sleep
 from typing import Any
 
 import pytest
@@ -198,6 +199,18 @@ def test_rows_as_items() -> None:
     assert full.dedup_key == "k" and item.dedup_key is not None and item.dedup_key.startswith("job:1:")
 
 
+def test_rows_in_order_get_no_made_key() -> None:
+    pa = pytest.importorskip("pyarrow")
+    from foqs.client import ItemSpec
+    from foqs.spark.write_rows import KeyMaker, specs_of
+
+    columns = {"payload": ["p", "q", "r"], "order_key": ["k", "", None]}
+    first, empty, plain = specs_of(pa.RecordBatch.from_pydict(columns), "t", KeyMaker("job:1"))
+    assert first == ItemSpec("t", b"p", order_key="k")
+    assert isinstance(empty, ItemSpec) and isinstance(plain, ItemSpec)
+    assert empty.dedup_key is not None and plain.dedup_key is not None
+
+
 def test_rows_of_unique_work() -> None:
     pa = pytest.importorskip("pyarrow")
     from foqs.client import DedupUntil, ItemSpec, OnDuplicate
@@ -245,3 +258,52 @@ def test_equal_rows_of_tenants_are_items_of_their_own() -> None:
     maker = KeyMaker("job:1")
     made = [maker.key(ItemSpec("t", b"x", priority=2, headers={"a": "b"}, **fields)) for fields in given]
     assert len({key.rsplit(":", 1)[0] for key in made}) == 4
+
+
+class Slow:
+    """A client that counts the requests that it has at a time."""
+
+    waits = 0, 0.0
+
+    def __init__(self, outcomes: list[Any]) -> None:
+        self.outcomes = outcomes
+        self.asked: list[list[bytes]] = []
+        self.at_a_time = self.most = 0
+
+    def enqueue_many(self, specs: list[Any], timeout_ms: int) -> list[Any]:
+        self.at_a_time += 1
+        self.most = max(self.most, self.at_a_time)
+        self.asked.append([spec.payload for spec in specs])
+        sleep(0.02)
+        self.at_a_time -= 1
+        return self.outcomes.pop(0) if self.outcomes else [1] * len(specs)
+
+
+def sender(client: Slow) -> Any:
+    from foqs.spark.write import Sender
+
+    options = WriteOptions.parse({"endpoints": "h:1", "namespace": "n", "batchRows": "2"})
+    return Sender(client, options, lambda *_: None, lambda _: None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.threads
+def test_rows_in_order_are_sent_one_request_at_a_time() -> None:
+    pytest.importorskip("pyspark")
+    from foqs.client import ItemSpec
+
+    client = Slow([])
+    sender(client).write([ItemSpec("t", b"%d" % n, order_key="k") for n in range(6)])
+    assert client.asked == [[b"0", b"1"], [b"2", b"3"], [b"4", b"5"]]
+    assert client.most == 1
+
+
+@pytest.mark.threads
+def test_rows_behind_one_in_doubt_are_not_sent() -> None:
+    pytest.importorskip("pyspark")
+    from foqs.client import ItemSpec, OutcomeUnknown, Unavailable
+    from foqs.spark.write import Refused
+
+    client = Slow([[OutcomeUnknown("lost"), Unavailable("held")]])
+    with pytest.raises(Refused, match="lost"):
+        sender(client).write([ItemSpec("t", b"%d" % n, order_key="k") for n in range(4)])
+    assert client.asked == [[b"0", b"1"]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.rows import BACKLOG_SHIFT, Backlog, Batch, Opened
+from foqs.opened import Backlog, Opened
+from foqs.rows import BACKLOG_SHIFT, Batch
 from foqs.store.protocol import CommitUnknown, Fenced, RowRejected, ShardRefused, ShardStore, StoreDown
 from tests.store.dead_contract import DeadContract
 from tests.store.dead_read_contract import DeadReadContract
@@ -13,6 +14,7 @@ from tests.store.ended_contract import EndedContract
 from tests.store.held_keys_contract import HeldKeysContract
 from tests.store.key_contract import KeyContract
 from tests.store.last_failure_contract import LastFailureContract
+from tests.store.order_contract import OrderContract
 from tests.store.progress_contract import ProgressContract
 from tests.store.row_contract import LANE, RowContract, body, insert, ready_key, ready_row, timer_row
 from tests.store.shards import NOW_MS, Moment, Shard, new_item
@@ -47,6 +49,7 @@ class StoreContract(
     DeadContract,
     DeadReadContract,
     EndedContract,
+    OrderContract,
     ProgressContract,
     LastFailureContract,
 ):

@@ -61,6 +61,8 @@ def body(item: NewItem) -> Body:
         item.payload,
         item.metadata,
         item.headers,
+        item.order_key,
+        item.order_at,
     )
 
 

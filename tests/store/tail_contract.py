@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.rows import Backlog, Batch, Found, NewItem
+from foqs.opened import Backlog
+from foqs.rows import Batch, Found, NewItem
 from foqs.store.protocol import ShardStore
 from tests.store.row_contract import body, ready_key, ready_row, timer_row
 from tests.store.shards import NOW_MS, Shard, new_item

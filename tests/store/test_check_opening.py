@@ -20,8 +20,8 @@ from tests.store.shards import NOW_MS, new_item
 
 DAMAGES = {
     # a statement, and what the check says
-    "DELETE FROM lane WHERE lane = 2": "rows in ready, timer or done refer to lane 2",
-    "DELETE FROM lane WHERE lane = 3": "rows in ready, timer or done refer to lane 3",
+    "DELETE FROM lane WHERE lane = 2": "rows in ready, timer, ordered or done refer to lane 2",
+    "DELETE FROM lane WHERE lane = 3": "rows in ready, timer, ordered or done refer to lane 3",
     "DELETE FROM lane WHERE lane = 4": "rows in failure refer to lane 4",
     "DELETE FROM lane": "refer to",
     "UPDATE lane SET topic = x'ff61' WHERE lane = 2": "lane 2 in table lane has a name that is not UTF-8",

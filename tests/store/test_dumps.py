@@ -32,6 +32,7 @@ from foqs.store.tables import SCHEMA_VERSION
 from tests.api.hosts import start
 from tests.conftest import PRODUCTS, SHARD_KINDS, NewShardUrl, NewTools, Server
 from tests.store.copies import dump as tables_of
+from tests.store.order_contract import ordered
 from tests.store.row_contract import insert, ready_key, timer_row
 from tests.store.shards import NOW_MS, NUMBER, new_item
 from tests.support.waiting import wait_until
@@ -71,7 +72,9 @@ def without_restore(tables: dict[str, list[dict[str, object]]]) -> dict[str, lis
 
 
 def test_a_dump_has_each_row_as_it_is(shard: Shard, new_shard_url: NewShardUrl, tmp_path: Path) -> None:
-    url, _ = shard
+    url, store = shard
+    in_order = ordered(3, bytes(range(0xF0, 0x100)), "ключ'\\\0".encode(), lane=1)
+    store.commit(Batch(inserts=[in_order, ordered(4, lane=1, due_ms=NOW_MS)], ordered=True, next_number=10))
     dump, made = backed_up(url, tmp_path / "new" / "dumps")
     assert dump.name == f"shard-{NUMBER}-20260214T030000Z.{'sqlite' if url.startswith('sqlite') else 'sql'}.gz"
     assert read_manifest(dump) == made == decode_manifest(made.encoded())

@@ -25,7 +25,8 @@ from foqs.store.server import Finding
 from foqs.store.sql import SqlStore
 from foqs.store.tables import LANE_OF_NAMES, SCHEMA_VERSION
 from tests.store.asking import findings_of, run
-from tests.store.row_contract import ready_key, ready_row
+from tests.store.order_contract import in_order, ordered, put
+from tests.store.row_contract import body, ready_key, ready_row
 from tests.store.shards import new_item
 from tests.store.test_ownership import SERVERS
 
@@ -36,6 +37,10 @@ ADDED = [
     "ALTER TABLE shard ADD COLUMN leases_ended BIGINT DEFAULT 0 NOT NULL",
 ]
 RAISED = f"UPDATE shard SET version = {SCHEMA_VERSION} WHERE one = 1"
+WITHOUT_ORDERS = (
+    "ALTER TABLE item DROP COLUMN order_key", "ALTER TABLE item DROP COLUMN order_at", "DROP TABLE ordered",
+    "DROP TABLE order_home",
+)  # fmt: skip
 REMEDY = "stop the hosts, and run `foqs shards migrate`"
 WHY = f"the schema of the database is version {OLD}, and this foqs needs version {SCHEMA_VERSION}"
 
@@ -110,7 +115,12 @@ def test_a_database_of_version_4_keeps_its_items(shard_url: str) -> None:
         ready_new=[ready_row(items[1])._replace(lane=2, deliver_after_ms=1)], next_number=10,
     ))  # fmt: skip
     store.close(clean=True)
-    run(shard_url, "ALTER TABLE item DROP COLUMN last_failure", "ALTER TABLE failure DROP COLUMN worker")
+    run(
+        shard_url,
+        *WITHOUT_ORDERS,
+        "ALTER TABLE item DROP COLUMN last_failure",
+        "ALTER TABLE failure DROP COLUMN worker",
+    )
     run(shard_url, "UPDATE shard SET version = 4")
     assert migrate_schema(shard_url, NUMBER) == 4
     assert (version_of(shard_url), check_tables(shard_url)) == (SCHEMA_VERSION, [])
@@ -120,6 +130,28 @@ def test_a_database_of_version_4_keeps_its_items(shard_url: str) -> None:
     failed = LastFailure(1, FailureCause.EXPIRED, 2, 3, b"w", b"why")
     store.commit(Batch(failed_new=[(items[0].id, 9, failed.pack())], next_number=10))
     assert [row.last_failure for row in store.look([items[0].id])] == [failed]
+    store.close(clean=True)
+
+
+@pytest.mark.parametrize("begun", range(4))
+def test_a_database_of_version_5_gets_orders(shard_url: str, begun: int) -> None:
+    """Also after the migration was interrupted behind one of its statements."""
+    create_schema(shard_url, NUMBER)
+    store = SqlStore(shard_url, shard=NUMBER)
+    store.open("owner", take_over=False)
+    plain = new_item(1)
+    store.commit(Batch(lanes_new=[LaneRow(1, b"ns", b"topic", b"")], inserts=[plain], next_number=10))
+    store.close(clean=True)
+    run(shard_url, *WITHOUT_ORDERS, "UPDATE shard SET version = 5")
+    run(shard_url, *plan_migration(shard_url, NUMBER).statements[:begun])
+    assert migrate_schema(shard_url, NUMBER) == 5
+    assert (version_of(shard_url), check_tables(shard_url)) == (SCHEMA_VERSION, [])
+    store = SqlStore(shard_url, shard=NUMBER)
+    store.open("owner", take_over=False)
+    item = ordered(2)
+    put(store, item)
+    assert sorted(store.bodies([plain.id, item.id])) == [body(plain), body(item)]
+    assert store.orders_behind(b"", 5) == [in_order(item)]
     store.close(clean=True)
 
 
@@ -250,7 +282,7 @@ def first_version(url: str) -> None:
     else:
         back = [f"DROP INDEX {LANE_OF_NAMES}", "ALTER TABLE lane DROP COLUMN rules"]
         back.append(f"CREATE UNIQUE INDEX {LANE_OF_NAMES} ON lane {names}")
-    later = ["DROP TABLE progress", "DROP TABLE held_key"]
+    later = ["DROP TABLE progress", "DROP TABLE held_key", *WITHOUT_ORDERS]
     run(url, *back, "ALTER TABLE failure DROP COLUMN rules", *later, "UPDATE shard SET version = 1")
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from foqs.rows import BACKLOG_SHIFT, Backlog, Batch, LaneRow, RowPages
+from foqs.opened import Backlog, RowPages
+from foqs.rows import BACKLOG_SHIFT, Batch, LaneRow
 from foqs.store import opening
 from foqs.store.checkup import check_up
 from foqs.store.link import Link
@@ -69,7 +70,7 @@ def test_items_without_a_lane_are_found_on_every_page(
     run(shard_of_lanes, "DELETE FROM lane WHERE lane IN (1, 3, 8, 21)")
     with pytest.raises(ShardRefused) as refused:
         SqlStore(shard_of_lanes, shard=1).open("owner", take_over=True)
-    assert str(refused.value).startswith("8 rows in ready, timer or done refer to 4 lanes 1, 3, 8, 21, which")
+    assert str(refused.value).startswith("8 rows in ready, timer, ordered or done refer to 4 lanes 1, 3, 8, 21, which")
 
 
 def test_rows_that_wait_take_little_memory() -> None:
@@ -108,9 +109,9 @@ def test_a_shard_with_rows_of_unknown_lanes_is_refused(broken_url: str) -> None:
         store.open("owner", take_over=True)
     assert not refused.value.held
     assert explained(refused.value) == (
-        "3 rows in ready, timer or done refer to 2 lanes 2, 3, which table lane lacks; restore all tables from the "
-        "same backup, or delete the rows of these lanes in item, ready, timer, failure and done, and the rows of their "
-        "items in expiry, result, progress and held_key"
+        "3 rows in ready, timer, ordered or done refer to 2 lanes 2, 3, which table lane lacks; restore all tables "
+        "from the same backup, or delete the rows of these lanes in item, ready, timer, ordered, failure and done, and "
+        "the rows of their items in expiry, result, progress and held_key"
     )
 
 

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from foqs.order import Order, Standing
 from foqs.rows import Batch, EndedRow, EndedState, FailureCause, FailureRow, LaneRow
 from foqs.store.checkup import check_shard, partner_findings
 from foqs.store.dialect import dialect_of
@@ -17,6 +18,7 @@ from foqs.store.server import version
 from foqs.store.sql import SqlStore
 from tests.store.asking import run
 from tests.store.contract import LANE, insert
+from tests.store.order_contract import ordered
 from tests.store.shards import NOW_MS, new_item
 
 DAMAGES = {
@@ -33,7 +35,7 @@ DAMAGES = {
         "1 row of table item have a row in timer and one in done"
     ],
     "DELETE FROM expiry": ["1 row of table item have a TTL and no row in expiry"],
-    "DELETE FROM lane WHERE lane = 1": ["5 rows of table item refer to lanes that table lane lacks"],
+    "DELETE FROM lane WHERE lane = 1": ["7 rows of table item refer to lanes that table lane lacks"],
     "DELETE FROM item WHERE id = {ready}": ["1 row of table ready have no item"],
     "DELETE FROM item WHERE id = {timer}": ["1 row of table timer have no item"],
     "DELETE FROM item WHERE id = {ttl}": ["1 row of table ready have no item", "1 row of table expiry have no item"],
@@ -48,8 +50,34 @@ DAMAGES = {
     "INSERT INTO timer (due, id, lane, lease, attempt, lease_ms, bytes) VALUES (5, {ready}, 1, 0, 0, 0, 0)": [
         "1 row of table item have a row in ready and one in timer"
     ],
+    "DELETE FROM item WHERE id = {ordered}": ["1 row of table ordered have no item"],
+    "UPDATE item SET order_at = NULL WHERE id = {ordered}": [
+        "1 row of table ordered have no item, or one with other values"
+    ],
+    "UPDATE ordered SET lane = 2 WHERE id = {ordered}": ["1 row of table ordered have other lanes than their items"],
+    "DELETE FROM timer WHERE id = {late}": ["1 row of table ordered wait for a time and have no row in timer"],
+    "INSERT INTO ordered (digest, standing, place, id, lane) VALUES (x'64', 0, {dead}, {dead}, 2)": [
+        "1 row of table ordered have no item, or one with other values",
+        "1 row of table ordered are of dead letters, or of items that have ended",
+    ],
+    "INSERT INTO ordered (digest, standing, place, id, lane) VALUES (x'64', 0, {ended}, {ended}, 1)": [
+        "1 row of table ordered have no item, or one with other values",
+        "1 row of table ordered are of dead letters, or of items that have ended",
+    ],
 }
-READY, TIMER, TTL, DEAD, TAIL, ENDED = (new_item(number).id for number in range(1, 7))
+LOST = {
+    "DELETE FROM ordered WHERE id = {ordered}": "1 row of table item have an order key",
+    "DELETE FROM ordered WHERE id = {late}": "1 row of table item have an order key",
+    "UPDATE ordered SET place = 6 WHERE id = {late}": "1 row of table item have an order key",
+    "UPDATE ordered SET standing = 1 WHERE id = {ordered}": "1 row of table item have an order key",
+    "UPDATE item SET order_at = (SELECT order_at FROM (SELECT * FROM item) AS o WHERE o.id = {ordered}) "
+    "WHERE id = {dead}; DELETE FROM ready WHERE id = {dead}": "1 row of table item have an order key",
+}
+"""Of these only a backup knows the place."""
+READY, TIMER, TTL, DEAD, TAIL, ENDED, ORDERED, LATE = (new_item(number).id for number in range(1, 9))
+IDS = {
+    "ready": READY, "timer": TIMER, "ttl": TTL, "dead": DEAD, "ended": ENDED, "ordered": ORDERED, "late": LATE,
+}  # fmt: skip
 
 
 def failure_of(item_id: int) -> FailureRow:
@@ -58,8 +86,8 @@ def failure_of(item_id: int) -> FailureRow:
 
 @pytest.fixture
 def url(shard_url: str) -> str:
-    """A ready item, a delayed one, one with a TTL, a dead letter, one that has no row yet, and one that has ended, of a
-    living owner."""
+    """A ready item, a delayed one, one with a TTL, a dead letter, one that has no row yet, one that has ended, and two
+    with order keys, one of them delayed and moved to a late place, of a living owner."""
     create_schema(shard_url, 7)
     store = SqlStore(shard_url, shard=7)
     store.open("owner", take_over=False)
@@ -76,6 +104,19 @@ def url(shard_url: str) -> str:
     store.commit(Batch(inserts=[ended], next_number=7, indexed_to=DEAD))
     store.commit(
         Batch(expiry_gone=[ENDED], ended_new=[row], results_new=[(ENDED, b"r")], next_number=7, indexed_to=DEAD)
+    )
+    in_order, late = ordered(7, lane=1), ordered(8, lane=1, due_ms=NOW_MS)
+    store.commit(Batch(inserts=[in_order, late], ordered=True, next_number=9, indexed_to=DEAD))
+    order = Order(late.digest, 0x123456789ABCDEF, Standing.NEW)
+    store.commit(
+        Batch(
+            ordered=True,
+            order_gone=[late.order_row],
+            order_at_new=[(LATE, order.pack())],
+            next_number=9,
+            indexed_to=DEAD,
+            order_new=[late.order_row._replace(place=order.place)],
+        )
     )
     store._drop()
     return shard_url
@@ -99,7 +140,7 @@ def test_an_item_that_waits_for_its_row_is_no_fault(url: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_each_damage_is_found_and_its_remedy_works(url: str, damage: str) -> None:
-    run(url, damage.format(ready=READY, timer=TIMER, ttl=TTL, dead=DEAD, ended=ENDED))
+    run(url, damage.format(**IDS))
     findings = found(url)
     assert len(findings) == len(DAMAGES[damage])
     for wanted in DAMAGES[damage]:
@@ -114,11 +155,18 @@ def test_each_damage_is_found_and_its_remedy_works(url: str, damage: str) -> Non
     assert found(url) == [] or "FROM lane" in damage
 
 
+@pytest.mark.parametrize("damage", LOST)
+def test_a_place_that_is_lost_is_found(url: str, damage: str) -> None:
+    run(url, *damage.format(**IDS).split("; "))
+    (found_it,) = [one for one in found(url) if one[1] == "restore all tables from the same backup"]
+    assert found_it[0].startswith(LOST[damage])
+
+
 @pytest.mark.parametrize("page_rows", [1, 2, 3, 7, 100])
 def test_pages_read_each_row_once(url: str, page_rows: int) -> None:
     run(url, "DELETE FROM item")
     counts = {what.split(" of table ")[1].split()[0]: int(what.split()[0]) for what, _ in found(url, page_rows)}
-    assert counts == {"ready": 3, "timer": 1, "expiry": 1, "failure": 1, "done": 1}
+    assert counts == {"ready": 3, "timer": 2, "expiry": 1, "failure": 1, "done": 1, "ordered": 2}
 
 
 @pytest.mark.slow

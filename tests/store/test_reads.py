@@ -17,6 +17,7 @@ from foqs.store.statements import planner_of
 from tests.store.asking import ask, connect
 from tests.store.contract import LANE, body, insert, ready_key, ready_row, timer_row
 from tests.store.dead_contract import failure_of, moved
+from tests.store.order_contract import ordered
 from tests.store.shards import NOW_MS, NUMBER, ServerShard, SqliteShard, new_item
 from tests.store.test_ownership import SERVERS
 
@@ -349,12 +350,13 @@ def test_both_drivers_and_both_ways_to_read(shard_url: str, driver: str) -> None
         new_item(n, payload=source.randbytes(n), metadata=[None, b"", b"m,;"][n % 3], headers=[b"{}", None][n % 2])
         for n in range(1, 300)
     ]
-    insert(store, *items)
+    items += [ordered(n, key=source.randbytes(n - 299), payload=source.randbytes(n), lane=1) for n in range(300, 305)]
+    store.commit(Batch(inserts=items, ordered=True, next_number=10_000))
     ids = [item.id for item in items]
     for bound in {store._reads.packed_bytes, 0, min(store._reads.packed_bytes, 100)}:
         store._reads.packed_bytes = bound
         assert sorted(store.bodies(ids)) == [body(item) for item in items]
-        assert [row[1:4] for row in store.page(1, None, 1000)] == [ready_key(item)[1:] for item in items]
+        assert [row[1:4] for row in store.page(1, None, 1000)] == [ready_key(item)[1:] for item in items[:299]]
     store.close()
     shard.close()
 

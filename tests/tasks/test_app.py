@@ -65,6 +65,7 @@ def test_a_plain_call_of_a_task_is_the_function():
         ({"tenant": "acme", "weight": 3}, {"fairness_key": "acme", "weight": 3}),
         ({"throttle": ["smtp"]}, {"throttle_keys": ["smtp"]}),
         ({"unique": "k"}, {"dedup_key": "k", "dedup_until": DedupUntil.DONE}),
+        ({"order_key": "k"}, {"order_key": "k", "dedup_key": None}),
         ({"unique": "k", "unique_until": DedupUntil.STARTED}, {"dedup_until": DedupUntil.STARTED}),
         ({"at_most_once": True}, {"delivery": Delivery.AT_MOST_ONCE}),
         ({}, {"topic": "default", "rules": None, "dedup_until": None}),
@@ -127,6 +128,7 @@ def test_rules_travel_with_the_item():
         ({"topic": ""}, "task task: topic is empty"),
         ({"tenant": 5}, "tenant is 5: give a str"),
         ({"unique": ""}, "unique is empty"),
+        ({"order_key": 5}, "order_key is 5: give a str"),
         ({"throttle": "k"}, "throttle is 'k': give a list of keys"),
         ({"throttle": 5}, "throttle is 5: give a list of keys"),
         ({"throttle": [5]}, r"throttle is \[5\]: give a list of keys"),
@@ -357,6 +359,16 @@ def test_a_lost_reply_stores_one_task(new_peer):
     keys = [item.dedup_key for request in peer.named("Enqueue") for item in request.items]
     assert len(keys) == 2 and len(set(keys)) == 1
     assert not handle.duplicate
+
+
+@pytest.mark.threads
+def test_a_task_in_order_is_not_enqueued_again_in_doubt(new_peer):
+    peer = new_peer(script("Enqueue", refused(5), Act.CLOSE_AFTER))
+    with App(peer.address, routing=False) as app, pytest.raises(OutcomeUnknown):
+        app.task(name="t", order_key="k")(lambda: None).enqueue()
+    assert [(item.order_key, item.dedup_key) for request in peer.named("Enqueue") for item in request.items] == [
+        ("k", None)
+    ] * 2
 
 
 @pytest.mark.threads

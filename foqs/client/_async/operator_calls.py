@@ -61,7 +61,7 @@ _PAGE = 1_000
 _PAGES_A_SECOND = 10
 """With a pace: smaller requests are spread more evenly."""
 
-_WAITING = (ItemState.READY, ItemState.DELAYED)
+_WAITING = (ItemState.READY, ItemState.DELAYED, ItemState.BEHIND)
 _PRIORITY: Check = whole(-I32_MAX - 1, I32_MAX, none=True)
 _TIME_MS: Check = partial(check_time_ms, none=True)
 
@@ -86,8 +86,9 @@ def _listing(ns: str, topic: str, wanted: ItemFilter, limit: int, cursor: str | 
         contains = wanted.failure_contains
         least, most = conditions.min_priority, conditions.max_priority
         struct = idl.ItemFilter(
-            least, most, wanted.enqueued_before_ms, wanted.enqueued_after_ms, wanted.headers, contains
-        )
+            least, most, wanted.enqueued_before_ms, wanted.enqueued_after_ms, wanted.headers, contains,
+            wanted.order_key,
+        )  # fmt: skip
     return idl.ListItemsRequest(
         ns=ns, topic=topic, state=wanted.state, limit=limit, cursor=cursor, fairness_key=wanted.fairness_key,
         filter=struct,
@@ -472,7 +473,7 @@ class OperatorCalls:
         """
         wanted = filter or ItemFilter()
         if wanted.state not in (None, *_WAITING):
-            raise Invalid("filter.state: it must be ItemState.READY or ItemState.DELAYED, or None for both")
+            raise Invalid("filter.state: it must be ItemState.READY, DELAYED or BEHIND, or None for all three")
         ids: dict[int, None] = {}
         leased = 0
         has = priority if delay_ms is None and deliver_after_ms is None else None

@@ -19,6 +19,7 @@ from foqs.client._async.connection import Connection
 from foqs.client._async.router import Router
 from foqs.client._async.waits import Owner  # async only
 from foqs.client.call import AGAIN, Busy, First, id_of, requests_of
+from foqs.client.key_order import KeyOrder, breaks, held, key_of
 from foqs.client.methods import current
 from foqs.client.per_worker import Ask, Places, Share
 from foqs.client.routes import Address, Part, Routes, hash_slot
@@ -82,6 +83,8 @@ class ItemTask:
         self._first = first
         self._refused: dict[int, Address] = {}
         self._after = after
+        ordered = method is methods.ENQUEUE and bool(items and items[0].order_key)
+        self._order = KeyOrder(items) if ordered else None
 
     async def run(self) -> list[Any]:
         """Ask until all items have outcomes, or the time has ended. Return the outcomes; a pending item gets its last
@@ -100,6 +103,8 @@ class ItemTask:
     async def _attempt(self) -> bool:
         """Ask once. Return True if no item is left to ask for."""
         asked, self.pending, self.errors = self.pending, [], {}
+        if self._order is not None:
+            self._order.begin()
         first, self._first = self._first, None
         if first is not None:
             self._found(asked, first.found, first.by)
@@ -115,7 +120,7 @@ class ItemTask:
         that is slow, or silent, holds up no other's items. Take the asked parts out of `waiting`."""
         unanswered: deque[tuple[Part, Connection]] = deque()
         try:
-            while waiting:
+            while waiting and (self._order is None or self._may_send(waiting, [part.asked for part, _ in unanswered])):
                 part = waiting[0]
                 try:
                     sent = await self._send(part, wait=not unanswered)
@@ -186,12 +191,35 @@ class ItemTask:
     def _failed(self, i: int, error: FoqsError) -> None:
         """Keep the error of item i: in `errors` when the item will be retried."""
         verdict = judge(self._policy, error, i in self.doubtful)
+        if self._order is not None and breaks(error):
+            self._order.note(i, again=verdict in AGAIN)
         if verdict in AGAIN:
             self.errors[i] = error
             if verdict is Verdict.AGAIN_DOUBTFUL:
                 self.doubtful.add(i)
         elif verdict is not Verdict.DONE:
             self.outcomes[i] = unknown(error) if verdict is Verdict.UNKNOWN else error
+
+    def _may_send(self, waiting: deque[Part], unanswered: Iterable[Sequence[int]]) -> bool:
+        """Return True if the order of keys allows to send the first part of `waiting` before the answers for the items
+        `unanswered`. Leave out items behind one that is not stored: if that is tried again, they are, too."""
+        order = self._order
+        assert order is not None
+        while waiting:
+            to, asked = waiting[0]
+            ready = []
+            for i in asked:
+                if order.is_behind(i, order.failed):
+                    self.outcomes[i] = held()
+                elif order.is_behind(i, order.waiting):
+                    self.errors[i] = held()
+                else:
+                    ready.append(i)
+            if ready:
+                waiting[0] = Part(to, ready)
+                return not order.share_a_key(ready, unanswered)
+            waiting.popleft()
+        return False
 
     def _encodable(self, asked: Sequence[int], error: Unencodable) -> list[int]:
         """Return the part of `asked` that can be sent: one item of a wrong type must not fail its neighbours."""
@@ -332,6 +360,8 @@ class Requests:
         if method is methods.ENQUEUE and isinstance(items, Sized) and len(items) >= _MANY:
             await self.router.wait(self.deadline(timeout_ms))
         chunks = list(requests_of(items, self.caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES))
+        if len(chunks) > 1 and method is methods.ENQUEUE and chunks[0][0].order_key:
+            return await in_order(chunks, send)
         if len(chunks) == 1 or method is methods.ENQUEUE:
             return [outcome for chunk in chunks for outcome in await send(chunk)]
         if by_id or method is methods.CHANGE:
@@ -346,15 +376,34 @@ class Requests:
         return method.request(ns=self.namespace, items=items)
 
     def split_of(self, method: RemoteMethod, policy: Policy, items: Sequence[Any]) -> Split:
-        """Return which host gets which of `items`: the owner of the shard of their ids or dedup keys; for other new
-        items, hosts in turn."""
+        """Return which host gets which of `items`: the owner of the shard of their ids, dedup keys or order keys; for
+        other new items, hosts in turn."""
         if policy is KEYED:
             slots = [hash_slot(self.namespace, spec.dedup_key) for spec in items]
             return partial(self.router.split, Routes.owner_of_hash_slot, slots)
         if method is methods.ENQUEUE:
-            return self.router.spread
+            if not (items and items[0].order_key):
+                return self.router.spread
+            slots = [hash_slot(self.namespace, spec.order_key) for spec in items]
+            return partial(self.router.split, Routes.owner_of_hash_slot, slots)
         ids = items if method is methods.DELETE else [item.id for item in items]
         return partial(self.router.split, Routes.owner, ids)
+
+
+async def in_order(
+    chunks: Iterable[Sequence[Any]], send: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
+) -> list[Any]:
+    """Return the outcome of each item with an order key of several requests. An item is sent when the items of its key
+    in earlier requests are stored."""
+    broken: set[Hashable] = set()
+    outcomes: list[Any] = []
+    for chunk in chunks:
+        ready = [spec for spec in chunk if key_of(spec) not in broken]
+        answers = iter(await send(ready) if ready else ())
+        found = [held() if key_of(spec) in broken else next(answers) for spec in chunk]
+        broken.update(key_of(spec) for spec, outcome in zip(chunk, found, strict=True) if breaks(outcome))
+        outcomes += found
+    return outcomes
 
 
 async def one_by_one(

@@ -149,12 +149,11 @@ class Client(ConsumerCalls, OperatorCalls, SettingsCalls, Local):
         usual = None if self.tracing is not None else methods.enqueue_request(self.namespace, topic, payload, **options)
         if usual is None:
             return single(self.enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms=timeout_ms))
-        to, policy = self._router.only, ONCE
-        if (key := options.get("dedup_key")) is not None:
-            policy = KEYED
-            to = self._router.order_for_slot(hash_slot(self.namespace, key)) if to is None else to
-        elif to is None:
-            to = self._router.order_for_new()
+        to, key = self._router.only, options.get("dedup_key")
+        policy = ONCE if key is None else KEYED
+        if to is None:
+            key = key or options.get("order_key")
+            to = self._router.order_for_slot(hash_slot(self.namespace, key)) if key else self._router.order_for_new()
         found = self._requests.first(methods.ENQUEUE, policy, usual, to, timeout_ms)
         if not isinstance(found, First):
             return found.id if not found.duplicate else id_of(found)
@@ -196,12 +195,18 @@ class Client(ConsumerCalls, OperatorCalls, SettingsCalls, Local):
             stored = iter(self._enqueue_many(sound, timeout_ms) if sound else ())
             return [faults[at] if at in faults else next(stored) for at in range(len(specs))]
         keyed = [spec for spec in specs if spec.dedup_key is not None]
-        if not keyed or len(keyed) == len(specs):
+        ordered = [spec for spec in specs if spec.order_key]
+        if len(specs) in (len(keyed), len(ordered)) or not (keyed or ordered):
             return self._requests.each(methods.ENQUEUE, KEYED if keyed else ONCE, specs, timeout_ms, first)
-        plain = [spec for spec in specs if spec.dedup_key is None]
-        keyed_outcomes = iter(self._requests.each(methods.ENQUEUE, KEYED, keyed, timeout_ms))
-        outcomes = iter(self._requests.each(methods.ENQUEUE, ONCE, plain, timeout_ms))
-        return [next(outcomes if spec.dedup_key is None else keyed_outcomes) for spec in specs]
+        plain = [spec for spec in specs if spec.dedup_key is None and not spec.order_key]
+        of_keyed, of_ordered, of_plain = [
+            iter(self._requests.each(methods.ENQUEUE, KEYED if part is keyed else ONCE, part, timeout_ms))
+            for part in (keyed, ordered, plain)
+        ]
+        return [
+            next(of_keyed if spec.dedup_key is not None else of_ordered if spec.order_key else of_plain)
+            for spec in specs
+        ]
 
     @checked()
     def delete_items(self, item_ids: Iterable[int | str], *, timeout_ms: int | None = None) -> list[FoqsError | None]:

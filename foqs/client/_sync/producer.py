@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, compress
 from time import monotonic
 from typing import Literal, NamedTuple, Unpack
 
@@ -25,6 +25,7 @@ from foqs.client.arguments import checked, pause, unlimited
 from foqs.client.call import ClientClosed
 from foqs.client.guard import SafeLog, call_to_end, guarded, kind_of
 from foqs.client.items import ItemOptions, ItemSpec
+from foqs.client.key_order import OrderKey, breaks, held, key_of
 from foqs.client.timing import Batcher
 from foqs.client.unread import Unread, raisable
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
@@ -60,7 +61,8 @@ class Producer(Local):
     max_items, max_bytes    of one request; 0: no limit but the server's
     linger_ms               how long an item waits for more items in its request; 0: it goes at once, with what there is
     in_flight               requests at a time, 1 to 10,000, each with a thread; with more than one, items may
-                            get their ids in another order
+                            get their ids in another order. Items with one order key are stored in the order in which
+                            they were taken; if one is not stored, those taken since fail with Unavailable
     max_pending_items,      taken and not answered yet, together; 0: no limit. Beyond them `when_full` decides:
     max_pending_bytes         "block" waits up to `block_ms` (0: not at all), then raises Overloaded; "raise" does so at
                               once
@@ -99,6 +101,9 @@ class Producer(Local):
         self._batcher: Batcher[_Entry] = Batcher(unlimited(max_items), unlimited(max_bytes), linger_ms)
         self._change = Condition()
         self._sent: dict[int, list[_Entry]] = {}  # each batch, by the number of its first entry
+        self._ordered = False  # some item had an order key
+        self._turns: dict[int, list[_Entry]] = {}  # of `_sent`: batches that wait for their turn
+        self._holds: dict[OrderKey, int] = {}  # entries before this number are not sent: one before them failed
         self._unread = Unread()
         self._on_error = on_error
         self._on_error_failed = False
@@ -125,6 +130,7 @@ class Producer(Local):
         with self._change:
             self._begin()
             self._wait_for_room(entry.size_bytes)
+            self._ordered = self._ordered or bool(spec.order_key)
             self._pending_items += 1
             self._pending_bytes += entry.size_bytes
             if self._batcher.add(entry, entry.size_bytes, monotonic() * 1000):
@@ -164,7 +170,8 @@ class Producer(Local):
         answered = self.flush(timeout_ms)
         with self._change:
             late = [entry for batch in self._sent.values() for entry in batch]
-            left = self._batcher.drain()
+            left = [*chain.from_iterable(self._turns.values()), *self._batcher.drain()]
+            self._turns.clear()
             self._change.notify_all()
         self._give_up(left, late)
         for thread in self._senders if answered else ():
@@ -231,7 +238,7 @@ class Producer(Local):
         while (batch := self._next_batch()) is not None:
             first, entries = batch
             try:
-                self._send(entries)
+                self._send(self._in_turn(first, entries) if self._ordered else entries)
             except BaseException as error:
                 for entry in entries:
                     if not entry.future.done():
@@ -241,6 +248,29 @@ class Producer(Local):
                 with self._change:
                     del self._sent[first]
                     self._forget(entries)
+
+    def _in_turn(self, first: int, entries: list[_Entry]) -> list[_Entry]:
+        """Wait until no earlier batch has order keys of these entries. Return the entries to send: one behind
+        an entry that failed fails, too."""
+        keys = {key_of(entry.spec) for entry in entries if entry.spec.order_key}
+        if not keys:
+            return entries
+        with self._change:
+            self._turns[first] = entries
+            self._change.wait_for(lambda: first not in self._turns or not self._is_behind(first, keys), None)
+            if self._turns.pop(first, None) is None:
+                return []  # `close` has given them up
+            late = [number < self._holds.get(key_of(one.spec), 0) for number, one in enumerate(entries, first)]
+            self._holds = {key: number for key, number in self._holds.items() if number > self._oldest()}
+        for entry in compress(entries, late):
+            if entry.future.set_running_or_notify_cancel():
+                self._failed(entry, held(), holds=False)
+        return [entry for entry, is_late in zip(entries, late, strict=True) if not is_late]
+
+    def _is_behind(self, first: int, keys: set[OrderKey]) -> bool:
+        """Return True if a batch before number `first` has one of the keys."""
+        earlier = chain.from_iterable(batch for number, batch in self._sent.items() if number < first)
+        return any(entry.spec.order_key and key_of(entry.spec) in keys for entry in earlier)
 
     def _send(self, entries: list[_Entry]) -> None:
         sent = []
@@ -298,8 +328,12 @@ class Producer(Local):
         self._pending_bytes -= sum(entry.size_bytes for entry in entries)
         self._change.notify_all()
 
-    def _failed(self, entry: _Entry, cause: BaseException) -> None:
+    def _failed(self, entry: _Entry, cause: BaseException, *, holds: bool = True) -> None:
+        """End an item. `holds`: the items of its order key that were taken since must not be sent."""
         error = bare(raisable(cause, "while the item was sent"))
+        if holds and entry.spec.order_key and breaks(error):
+            with self._change:
+                self._holds[key_of(entry.spec)] = self._batcher.first + len(self._batcher)
         if self._on_error is None:
             self._unread.failed(entry.future, error)
         guarded("the future of an item", entry.future.set_exception, error)

@@ -132,10 +132,10 @@ def enqueue(
     """Enqueue the rows of files.
 
     A row's columns by name: topic, payload (text or bytes), priority, deliver_after (a timestamp) or delay_ms,
-    lease_ms, ttl_ms or expires_at (a timestamp), metadata, headers, delivery, dedup_key, fairness_key, throttle_keys,
-    weight. With --select, it names these columns; with --payload-json alone, the row's columns are in the payload only.
-    A task that Spark repeats stores nothing twice. The whole command does when it is run again, unless it has the same
-    --job-id, or its rows have a dedup_key
+    lease_ms, ttl_ms or expires_at (a timestamp), metadata, headers, delivery, dedup_key, fairness_key, order_key,
+    throttle_keys, weight. With --select, it names these columns; with --payload-json alone, the row's columns are in
+    the payload only. A task that Spark repeats stores nothing twice. The whole command does when it is run again,
+    unless it has the same --job-id, or its rows have a dedup_key
     (--select "concat('import-7:', id) as dedup_key").
     """
     plan = Plan(topic, topic_column, payload_column, payload_json, tuple(select or ()))

@@ -27,7 +27,7 @@ _WAITING = (ItemState.DELAYED, ItemState.READY)
 
 
 class Bulk(NamedTuple):
-    """Arguments of a job, JSON. `begun_ms`: its begin, of the service's clock. The fields from `state` to `contains`
+    """Arguments of a job, JSON. `begun_ms`: its begin, of the service's clock. `order_key` and `state` to `contains`
     are fields of an ItemFilter. `leased`: a delete in all states is about leased items, too. `priority`,
     `deliver_after_ms`: what a change gives the items; `now` makes them ready."""
 
@@ -46,6 +46,7 @@ class Bulk(NamedTuple):
     priority: int | None = None
     deliver_after_ms: int | None = None
     now: bool = False
+    order_key: str | None = None
 
     @classmethod
     def of(cls, topic: str, wanted: ItemFilter, begun_ms: int) -> Bulk:
@@ -53,6 +54,7 @@ class Bulk(NamedTuple):
         return cls(
             topic, begun_ms, state, wanted.fairness_key, wanted.headers, wanted.enqueued_before_ms,
             wanted.enqueued_after_ms, wanted.min_priority, wanted.max_priority, wanted.failure_contains,
+            order_key=wanted.order_key,
         )  # fmt: skip
 
     def filter(self) -> ItemFilter:
@@ -62,7 +64,7 @@ class Bulk(NamedTuple):
             fairness_key=self.tenant, headers=self.headers,
             enqueued_before_ms=until_ms if self.before_ms is None else min(self.before_ms, until_ms),
             enqueued_after_ms=self.after_ms, min_priority=self.least, max_priority=self.most,
-            failure_contains=self.contains,
+            failure_contains=self.contains, order_key=self.order_key,
         )  # fmt: skip
 
     @property
@@ -73,12 +75,13 @@ class Bulk(NamedTuple):
     def changed_states(self) -> tuple[ItemState, ...]:
         """The states of the items that the job changes, in the order in which it reads them."""
         if not self.delete:
-            waiting = _WAITING[:1] if self.now and self.priority is None else _WAITING
+            waiting = _WAITING[:1] if self.now and self.priority is None else (*_WAITING, ItemState.BEHIND)
             return tuple([one for one in waiting if self.state in (None, one)])
         if self.state is not None:
             return (ItemState(self.state),)
         leased = (ItemState.LEASED,) if self.leased else ()
-        return (*_WAITING, *leased, ItemState.COMPLETED, ItemState.FAILED)
+        # The first item of an order key last: when it is deleted, the next one is ready.
+        return (ItemState.BEHIND, *_WAITING, *leased, ItemState.COMPLETED, ItemState.FAILED)
 
     @property
     def states(self) -> tuple[ItemState, ...]:
@@ -94,7 +97,7 @@ class Bulk(NamedTuple):
         if self.delete:
             return True
         is_in_time = (
-            item.state == ItemState.READY if self.now else self.deliver_after_ms in (None, item.deliver_after_ms)
+            item.state != ItemState.DELAYED if self.now else self.deliver_after_ms in (None, item.deliver_after_ms)
         )
         return not (is_in_time and self.priority in (None, item.priority))
 

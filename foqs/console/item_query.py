@@ -11,9 +11,9 @@ from foqs.client import ItemFilter, ItemState
 from foqs.console.fields import between, duration_ms
 from foqs.errors import Invalid
 
-FIELDS = ("topic", "id", "state", "tenant", "keyless", "priority", "older", "newer", "header", "dedup", "failure")
-FURTHER = ("priority", "older", "newer", "header", "dedup", "failure")
+FURTHER = ("priority", "older", "newer", "header", "dedup", "order", "failure")
 """Fields that the page shows when they are used, or when the user opens them."""
+FIELDS = ("topic", "id", "state", "tenant", "keyless", *FURTHER)
 STATES = tuple(ItemState)
 
 
@@ -57,6 +57,7 @@ class ItemQuery:
             "older" in fields and f"older than {fields['older']}",
             "newer" in fields and f"newer than {fields['newer']}",
             headers and f"with the header{'s' if len(headers) > 1 else ''} {' and '.join(headers)}",
+            "order" in fields and f"with the order key {fields['order']}",
             "failure" in fields and f"with the text {fields['failure']} in a failure",
         ]
         return " ".join([one for one in said if one])
@@ -75,6 +76,7 @@ class ItemQuery:
             enqueued_before_ms=_before("Older than", fields["older"], now_ms),
             enqueued_after_ms=_before("Newer than", fields["newer"], now_ms),
             min_priority=least, max_priority=most, failure_contains=fields["failure"] or None,
+            order_key=fields["order"] or None,
         )  # fmt: skip
 
 

@@ -91,6 +91,8 @@ def links(view: View, code: int, key: str | None, topic: str) -> tuple[Link, ...
             found = [own]
         case Reason.EXHAUSTED if key:
             found = [Link(f"dead letters of {key}", view.url("/dead", topic=key))]
+        case Reason.BEHIND_IN_ORDER:
+            found = [Link("leased items of the topic", view.url("/items", topic=topic, state="leased"))]
         case Reason.BEHIND_IN_LANE:
             found = [Link("ready items of the topic", view.url("/items", topic=topic, state="ready"))]
         case Reason.SHARD_NOT_SERVED | Reason.CLOCK_IN_DOUBT | Reason.OWNER_IN_GRACE | Reason.BREAKER_OPEN:

@@ -349,7 +349,7 @@ def test_a_cancelled_job_leaves_the_rest(operator: Operator, client: Client) -> 
     client.enqueue_many([ItemSpec("mail", b"x")] * 30)
 
     def cancel() -> None:
-        if between.steps == 4:  # the first step counts leased items, the second finds no delayed one
+        if between.steps == 5:  # the first one counts leased items; two find none behind another one, and none delayed
             operator.site.console.jobs._cancels[operator.jobs[0].id].set()
 
     between = Between(operator, cancel)

@@ -100,7 +100,7 @@ def state_words(item: Item, now_ms: int) -> str:
             return f"It was acked at {_at(item.ended_at_ms or 0, now_ms)}, and its topic keeps it for a time."
         case ItemState.FAILED:
             return f"It failed for good at {_at(item.ended_at_ms or 0, now_ms)}, and its topic keeps it for a time."
-    return ""
+    return f"It waits for an earlier item of the order key {printable(item.order_key)}." if item.order_key else ""
 
 
 def _at(at_ms: int, now_ms: int) -> str:

@@ -124,6 +124,8 @@ def _check(item: Item, namespace: str, target: str) -> None:
         raise Invalid("an at-most-once item might be delivered twice: `foqs move` moves ready ones")
     if item.state == ItemState.LEASED:
         raise Conflict("a consumer works on the item: `foqs release` ends leases")
+    if item.state == ItemState.BEHIND:
+        raise Conflict("the item waits for an earlier one of its order key")
     if item.state not in (ItemState.READY, ItemState.DELAYED):
         raise Conflict("the item has ended, and its topic keeps it")
 

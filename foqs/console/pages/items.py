@@ -23,7 +23,7 @@ _SEARCH_S = 0.8
 _PAGE_TOPICS = 1_000
 _AT_A_TIME = 8
 _EXPLAIN_MS = 3_000
-_WAITING = (ItemState.READY, ItemState.DELAYED, ItemState.LEASED)
+_WAITING = (ItemState.READY, ItemState.DELAYED, ItemState.LEASED, ItemState.BEHIND)
 GONE = "gone since the page was listed"
 
 

@@ -153,7 +153,7 @@ class Unknown(NamedTuple):
 
 async def _unknown(view: View, topic: str, stats: TopicStats) -> Unknown | None:
     """Return None for a topic that has items, settings of its own, or traffic, and if a host did not answer."""
-    items = stats.ready or stats.delayed or stats.leased or stats.completed or stats.failed
+    items = stats.ready or stats.delayed or stats.leased or stats.behind or stats.completed or stats.failed
     named = (
         stats.overruled or f"topic.{topic}" in stats.policy_layers.values()
     )  # it takes dead letters, or has an entry

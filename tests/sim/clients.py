@@ -20,6 +20,8 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from tests.sim.changes import change_some
 from tests.sim.kept import await_end, result_of
 from tests.sim.memory_database import POISON
+from tests.sim.order_homes import SaidHomes
+from tests.sim.orders import enqueue_ordered
 from tests.sim.profile import given_weight
 from tests.sim.records import Op, Spec, broken
 from tests.sim.redrives import redrive
@@ -42,8 +44,10 @@ class Clients:
         self.keyed: list[Spec] = []
         self.payloads: dict[int, bytes] = {}  # of those
         self.told: list[tuple[int, int]] = []  # ids and leases, to come back to with a stale lease
+        self.homes = SaidHomes(sim)
         self.draining = False
         self.stopped = False
+        self.requests = 1
         self._specs = 0
         self._steps = 0
 
@@ -66,7 +70,11 @@ class Clients:
 
     def prefill(self, count: int) -> None:
         while count > 0:
-            count -= self._enqueue(min(count, 20), 30_000)
+            if self.sim.profile.order_keys and self.rng.random() < 0.8:
+                enqueue_ordered(self, min(count, 20), 30_000)
+                count -= 20
+            else:
+                count -= self._enqueue(min(count, 20), 30_000)
 
     def crashed(self, member: Member) -> None:
         for request in [request for request in self.open if request.member is member]:
@@ -95,7 +103,9 @@ class Clients:
     def _produce(self) -> None:
         if self.sim.healing:
             return
-        if self.sim.profile.untils and self.rng.random() < 0.6:
+        if self.sim.profile.order_keys and self.rng.random() < 0.8:
+            enqueue_ordered(self, self.rng.choice([1, 3, 10]), self.rng.choice(TIMEOUTS_MS))
+        elif self.sim.profile.untils and self.rng.random() < 0.6:
             self._enqueue_unique(self.rng.choice([1, 3, 10]), self.rng.choice(TIMEOUTS_MS))
         elif self.rng.random() < 0.3:
             self._enqueue_keyed(self.rng.choice([1, 3, 10]), self.rng.choice(TIMEOUTS_MS))
@@ -113,7 +123,7 @@ class Clients:
         for _ in range(count):
             if self.rng.random() < 0.3:
                 key = self.rng.choice(self.sim.profile.topics)
-            spec, item = self._new_item(key, now_ms)
+            spec, item = self.new_item(key, now_ms)
             specs.append(spec)
             items.append(item)
             keys.append(spec.lane(key))
@@ -140,7 +150,7 @@ class Clients:
             return
         specs, items = [], []
         for number in rng.choices(range(_UNIQUE_KEYS), k=count):
-            spec, item = self._new_item(profile.topics[number % len(profile.topics)], member.now_ms)
+            spec, item = self.new_item(profile.topics[number % len(profile.topics)], member.now_ms)
             spec.until = profile.untils[number % len(profile.untils)]
             low, _ = hash_slot_bounds(number % FEW_SLOTS)
             digest = low[:2] + digest_of("unique", str(number))[2:]
@@ -158,7 +168,7 @@ class Clients:
         specs, items = [], []
         for _ in range(count):
             old = rng.choice(self.keyed) if self.keyed and rng.random() < 0.5 else None
-            spec, item = self._new_item(old.key if old else rng.choice(self.sim.profile.topics), now_ms)
+            spec, item = self.new_item(old.key if old else rng.choice(self.sim.profile.topics), now_ms)
             if old is not None:
                 item.payload = self.payloads[old.number]
                 spec = old
@@ -209,7 +219,7 @@ class Clients:
         spec = self.sim.ledger.specs[self._specs] = Spec(self._specs, key, poisoned=False)
         return spec
 
-    def _new_item(self, key: TopicKey, now_ms: int) -> tuple[Spec, NewItem]:
+    def new_item(self, key: TopicKey, now_ms: int) -> tuple[Spec, NewItem]:
         profile, rng = self.sim.profile, self.rng
         spec = self.new_spec(key)
         payload = f"{spec.number}:".encode() + b"." * rng.randint(0, profile.payload_bytes)
@@ -267,7 +277,7 @@ class Clients:
         later_ms = member.later_ms()
 
         def reply(items: list[Item], doubtful: list[int]) -> bool:
-            if not items and not doubtful and not cancelled:
+            if not items and not doubtful and not cancelled and not call.found:  # else they ended before their leases
                 now, now_ms = member.ready(keys), member.now_ms
                 still = [
                     item_id
@@ -437,7 +447,7 @@ class Clients:
             op.digest, op.leased = keyed.digest, rng.random() < 0.5
             return op
         op.kind, op.topic = "replace", record.place
-        _, op.body = self._new_item(op.topic, op.sent_ms)
+        _, op.body = self.new_item(op.topic, op.sent_ms)
         op.body.payload = b"%d:" % record.spec.number + op.body.payload
         return op
 

@@ -19,6 +19,7 @@ from tests.sim.attempts import Attempts
 from tests.sim.changes import Changes
 from tests.sim.kept import Kept
 from tests.sim.memory_database import MemoryDatabase
+from tests.sim.orders import Ordered, same_key
 from tests.sim.progress import Checkpoints
 from tests.sim.records import ENDING, NACKS, Delivery, Op, Record, Spec, broken, lane_of
 from tests.sim.unique import Unique
@@ -55,6 +56,7 @@ class Ledger:
         self.checkpoints = Checkpoints(self.records, self.dbs, checks, time)
         self.unique = Unique(self.records, self.dbs, checks)
         self.changes = Changes(self.records, checks)
+        self.orders = Ordered(self.records, dbs, self.attempts.policies_of, checks)
 
     def _db(self, item_id: int) -> MemoryDatabase:
         return self.dbs[shard_of(item_id)]
@@ -121,6 +123,7 @@ class Ledger:
         self.timed_ms.update((item.id, now_ms) for item in batch.inserts)
         self.timed_ms.update((row.id, now_ms) for row in batch.timer_new)
         self.written.update((row.id, row.lease) for row in batch.timer_new)
+        self.orders.committing(shard, batch, lanes)
         self.attempts.committing(shard, batch, max(now_ms, self.latest_ms))
         causes = {item_id: self._cause(item_id, db, now_ms) for item_id in self.kept.ends(db, batch)}
         for item_id, cause in causes.items():
@@ -257,6 +260,7 @@ class Ledger:
             record.deliveries.append(made)
         made.told = True
         self.attempts.delivered(item)
+        self.orders.delivered(item, now_ms)
         self.checks["delivered"] += 1
         self.checks["redelivered"] += bool(before)
 
@@ -274,8 +278,12 @@ class Ledger:
         spec, dead = self.records[item.id].spec, key[1].endswith(".dlq")
         names = (*tenancy_of(item.lane.key), rules_of(item.lane.key))
         until = until_of(item.lane.key)
-        if (*names, until) != (("", (), None, 0) if dead else (spec.tenant, spec.throttles, spec.rules, spec.until)):
+        if (*names, until) != (
+            ("", (), None, 0) if dead else (spec.tenant, spec.throttles, spec.rules, spec.lane_until)
+        ):
             broken(1, f"{item} was delivered of {item.lane.key} but is {spec}")
+        if not same_key(given, spec):
+            broken(1, f"{item} was delivered as {given} but is {spec}")
 
     # ------------------------------------------------------------------------------------- acks and the like
 

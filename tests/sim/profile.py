@@ -11,20 +11,19 @@ from itertools import count, islice
 from foqs.bounds import THROTTLE
 from foqs.config.load import Config
 from foqs.config.schema import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
-from foqs.fairness.keys import LaneKey, TopicKey, lane_key
+from foqs.fairness.keys import ORDERED, LaneKey, TopicKey, lane_key
 from foqs.ids import Until, digest_of, hash_slot_of
 from foqs.peers.scheduler import row_digest
 from foqs.rules import ItemRules, RetryRule
 from tests.sim.faults import NONE, FaultRates, random_rates
+from tests.sim.order_profile import ORDER_KINDS, in_order
 from tests.sim.slots import FEW_SLOTS
 
 _DAY_MS = 86_400_000
 _SKEW_MS = 7_200_000
 
-
 ENDLESS = {"topic.*": '{"max_attempts": 0}'}
 """No item dies: consumers of these profiles do not look for dead letters."""
-
 
 MANY_FAULTS = FaultRates(
     connect_fails=0.3,
@@ -77,6 +76,8 @@ class Profile:
     awaited: bool = False  # acks bring results, and callers ask for ends
     scheduled: bool = False  # there are schedules, and hosts fire them
     changes: bool = False  # operators change items that wait
+    order_keys: tuple[str, ...] = ()
+    order_sizes: dict[str, int] = field(default_factory=dict)  # constants of `foqs.engine.orders`
     held: tuple[str, ...] = ()  # tenants all of whose items have throttle keys
     _lanes: dict[TopicKey, list[LaneKey]] = field(default_factory=dict, init=False, compare=False)
 
@@ -85,7 +86,7 @@ class Profile:
         found = self._lanes.get(topic)
         if found is None:
             names = [("", ()), *((tenant, keys) for tenant in self.tenants for keys in self.throttle_sets)]
-            untils = (0, *self.untils)
+            untils = (0, *self.untils, *((ORDERED,) if self.order_keys else ()))
             others = [lane_key(topic, *one, rules, until) for one in names for rules in self.rules for until in untils]
             found = self._lanes[topic] = list(dict.fromkeys([lane_key(topic), *others]))
         return found
@@ -595,4 +596,5 @@ _KINDS: dict[str, Callable[[random.Random], Profile]] = {
     "slots": _limited_leases,
     "schedules": _with_schedules,
     "changed": _with_changes,
+    "orders": lambda rng: in_order(rng, random_profile(rng, rng.choice(ORDER_KINDS))),
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from typing import Self
 
+from foqs.engine import orders
 from foqs.policies.settings import Settings
 from foqs.shardmgr.lifecycle import ShardState
 from tests.kernel.run import Run, Stuck
@@ -15,6 +17,7 @@ from tests.sim.faults import NONE, RandomFaults
 from tests.sim.ledger import Ledger
 from tests.sim.member import Member
 from tests.sim.memory_database import MemoryDatabase
+from tests.sim.order_homes import homes_bytes
 from tests.sim.profile import random_profile
 from tests.sim.records import MemoryWrong, broken
 from tests.sim.schedules import Schedules
@@ -60,6 +63,14 @@ class Simulation(Run):
         self.members = [Member(self, f"host-{n}") for n in range(1, 3 if self.profile.rival else 2)]
         self.owners = dict.fromkeys(numbers, self.members[0])
         self.clients = Clients(self)
+
+    def run(self) -> Self:
+        known = {name: getattr(orders, name) for name in self.profile.order_sizes}
+        try:
+            vars(orders).update(self.profile.order_sizes)
+            return super().run()
+        finally:
+            vars(orders).update(known)
 
     def after_event(self) -> None:
         if not self.events % _AUDIT_EVERY:
@@ -182,13 +193,13 @@ class Simulation(Run):
             shard = owner.engine.state.shards.get(number)
             if shard is None or shard.owner.state is not ShardState.SERVING:
                 raise Stuck(f"shard {number} is not served again: {shard and shard.owner.state}")
-        self.wait(_DRAIN_MS, lambda: not self.record.slots.moves, lambda: f"slots move: {self.record.slots.moves}")
+        self._wait_for_slots()
         self.ledger.quiet_ms = self.now_ms
         self.clients.drain()
         if self.profile.scheduled:
             self.schedules.finish()
         # A clock that was set back delays everything that waits for a time of day.
-        exact = self.profile.throttled and not self.profile.clock_steps
+        exact = self.profile.throttled and not (self.profile.clock_steps or self.profile.order_keys)
         most_ms = max(self.throttles.drain_ms(), self.concurrency.drain_ms()) if exact else _DRAIN_MS
         self.wait(most_ms, lambda: not any(db.items for db in self.dbs.values()), self._left)
         idle_ms = self.profile.config.host.lane_idle_ms + (20_000 if self.profile.clock_steps else 2_500)
@@ -199,6 +210,9 @@ class Simulation(Run):
             self.wait(_DRAIN_MS, lambda: not left(), lambda: f"held keys: {[db.held for db in self.dbs.values()]}")
             self.ledger.unique.check_left()
         self._at_the_end()
+
+    def _wait_for_slots(self) -> None:
+        self.wait(_DRAIN_MS, lambda: not self.record.slots.moves, lambda: f"slots move: {self.record.slots.moves}")
 
     def _left(self) -> str:
         left = [body for db in self.dbs.values() for body in db.items.values()]
@@ -215,6 +229,7 @@ class Simulation(Run):
             broken(2, f"{refused} acks were refused, which need no room")
         self.counts.update(f"items of {spec.tenant}" for spec in self.ledger.specs.values())
         self.throttles.check()
+        self.ledger.orders.check_left()
         self.clients.check_all_answered()
         for number, db in self.dbs.items():
             if db.lanes or db.ready or db.timer or db.expiry or db.failures or db.ended or db.results or db.progress:
@@ -223,7 +238,8 @@ class Simulation(Run):
             known = sum(len(shard.memory.known) for shard in member.engine.state.shards.values())
             if member.engine.state.awaited.count or member.engine.state.awaited.calls:
                 raise MemoryWrong(f"{member.name} has callers that wait: {member.engine.state.awaited.calls}")
-            if known or member.engine.state.budget.used_bytes:
+            homes = sum(homes_bytes(shard) for shard in member.engine.state.shards.values())
+            if known or member.engine.state.budget.used_bytes != homes:
                 raise MemoryWrong(f"{member.name} knows {known} items, {member.engine.state.budget}")
             self._check_counts(member)
             if self.profile.skews_ms and member.served and abs(member.skew_ms) > self.profile.config.host.clock_jump_ms:
@@ -246,6 +262,7 @@ class Simulation(Run):
             for shard in member.engine.state.serving:
                 if member.in_step(shard):
                     audit(shard, self.dbs[shard.number])
+                    self.ledger.orders.audit(shard.number)
             audit_budget(member.engine, [one for one in member.listings if not one.done])
             audit_bounds(member.engine)
             audit_topics(member.engine)

@@ -137,6 +137,22 @@ KINDS = (
         },
     ),
     Kind("full", share=5, first=24, counts={"fitted": 200, "fault": 100, "ack": 400, "tails": 5}),
+    # An item was lost whose outcome was known late (33), or that a read dropped (55); a retry with a new priority lost
+    # its place (54); a replaced owner read items of a lane that it did not know (217).
+    Kind(
+        "orders",
+        share=5,
+        first=12,
+        counts={
+            "ordered": 500,
+            "order first": 500,
+            "order chains": 400,
+            "order entered": 100,
+            "order put off": 20,
+            "order home": 1,
+        },
+        also=(33, 54, 55, 217),
+    ),
     Kind("skew", share=10),  # each host's clock is right, or two hours ahead or behind the databases'
 )
 

@@ -5,8 +5,8 @@ one lease at a time, and is not changed during a lease · 5 a ready item reaches
 a change gives an item the priority and the time that it names · 6 a key is stored once, and remembered
 by the only shard that has its slot · 7 a quota and a bound on stored items are never exceeded · 8 every request is
 answered once, in time, after at most one hop · 11 a throttle key is in no more leases than its rate allows (see
-`throttles`) · 15 a host leases and delivers nothing of a topic that is paused by the
-settings that it applied, nor of a paused tenant.
+`throttles`) · 15 a host leases and delivers nothing of a topic that is paused by the settings that it applied, nor of a
+paused tenant · 21 the items of an order key are delivered in the order of their requests, one after the other.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Spec:
     key: str | None = None
     throttles: tuple[str, ...] = ()
     tenant: str | None = None
+    order: str | None = None
+    request: int = 0  # of items with order keys
     open: int = 0
     ids: set[int] = field(default_factory=set)
     refused: bool = False
@@ -96,6 +98,7 @@ class Checks:
         self._acked: set[int] = set()
         self._wanted: dict[int, list[Wanted]] = {}  # by item id
         self._spent: list[Spent] = []
+        self._in_order: dict[str | None, list[Spec]] = {}  # by order key, the stored specs without a delay
         for number, db in dbs.items():
             db.observers.append(lambda epoch, batch, number=number: self._committing(number, batch))
 
@@ -120,6 +123,8 @@ class Checks:
             spec.ids.add(item.id)
             self._spec_of[item.id] = spec
             self.counts["stored"] += 1
+            if spec.order:
+                self._check_order(spec, item)
         if self._profile.max_stored:
             self._check_bound(batch)
         for item_id, priority, at_ms, _ in batch.placed:
@@ -127,6 +132,19 @@ class Checks:
         for item_id in batch.item_gone:
             if item_id not in self._removable and self._dbs[number].items[item_id].delivery != AT_MOST_ONCE:
                 broken(3, f"item {item_id} is removed, and no client asked for it")
+
+    def _check_order(self, spec: Spec, item: Any) -> None:
+        """Before the item is stored. All items of a key are in one shard, in the order of their request."""
+        before = [other for other in self._in_order.get(spec.order, ()) if other.topic == spec.topic]
+        for other in before:
+            other_id = min(other.ids)
+            if other.request == spec.request and (other_id < item.id) is not (other.number < spec.number):
+                broken(21, f"{spec} is stored as {item.id}, and {other}")
+            if shard_of(other_id) != shard_of(item.id) and other_id in self._dbs[shard_of(other_id)].items:
+                broken(21, f"{spec} is stored as {item.id}, and {other} is on another shard")
+        if not item.due_ms:
+            self._in_order.setdefault(spec.order, []).append(spec)
+        self.counts["ordered"] += 1
 
     def _check_change(self, item_id: int, priority: int, at_ms: int, before: Any) -> None:
         lease = self._leases.get(item_id)
@@ -162,6 +180,8 @@ class Checks:
         """The owner of the shard leases the item to a consumer."""
         if item.id not in self._dbs[number].items:
             broken(2, f"item {item.id} is leased and is not stored any more")
+        if (spec := self._spec_of[item.id]).order:
+            self._check_turn(item, spec, self._dbs[number], now_ms)
         last = self._leases.get(item.id)
         if last is not None and last.delivered:
             if not last.ended and last.until_ms > now_ms:
@@ -169,6 +189,20 @@ class Checks:
             if item.at_most_once and not last.released:
                 broken(4, f"at-most-once item {item.id} is leased again after {last}")
         self._leases[item.id] = Lease(item.lease, item.lease_expires_at_ms)
+
+    def _check_turn(self, item: Item, spec: Spec, db: MemoryDatabase, now_ms: int) -> None:
+        row = db.ordered.get(item.id)
+        first = None if row is None else db.in_order(row.digest, 0, 1, of_one=True)[0]
+        if first is None or first.id != item.id:
+            broken(21, f"{item} is leased, and {first} is the first of its key")
+        for other in self._in_order.get(spec.order, ()):
+            other_id = min(other.ids)
+            if other is spec or other.topic != spec.topic or other_id in self._removable:
+                continue  # a delete may have been asked for before its lease
+            lease = self._leases.get(other_id)
+            if lease is not None and lease.delivered and not lease.ended and lease.until_ms > now_ms:
+                broken(21, f"{item} is leased, and a client has {other}")
+        self.counts["turns"] += 1
 
     def delivered(self, item: Any) -> None:
         """A client received the item."""

@@ -32,6 +32,7 @@ class Clients:
         self._held: list[tuple[int, int]] = []
         self._acks: dict[str, list[tuple[int, int]]] = {}  # ids and leases for the next request of a consumer
         self._requests = 0
+        self._in_order = 0
 
     def start(self) -> None:
         for _ in range(self.rng.randint(1, 2)):
@@ -87,13 +88,21 @@ class Clients:
     def _produce(self) -> None:
         if not self.producing:
             return
-        if self.rng.random() < 0.4:
+        if self.sim.profile.ordered and self.rng.random() < 0.7:
+            self.enqueue([self._ordered_spec() for _ in range(self.rng.choice([1, 3, 8]))])
+            self._in_order += 1
+        elif self.rng.random() < 0.4:
             self.enqueue([self._keyed_spec() for _ in range(self.rng.choice([1, 2, 5]))])
         else:
             ns = self.rng.choice([FREE, RATED])
             topic = self.rng.choice(self.sim.profile.topics)
             self.enqueue([self.checks.new_spec(ns, topic) for _ in range(self.rng.choice([1, 2, 6]))])
         self._after(self.rng.choice([50, 200]), self._produce)
+
+    def _ordered_spec(self) -> Spec:
+        spec = self.checks.new_spec(FREE, self.rng.choice(self.sim.profile.topics))
+        spec.order, spec.request = self.rng.choice(KEYS[:2]), self._in_order
+        return spec
 
     def _keyed_spec(self) -> Spec:
         """A key names one item for ever: an enqueue with it repeats that item."""
@@ -112,7 +121,7 @@ class Clients:
         items = []
         for spec in specs:
             item = idl.ItemSpec(spec.topic, spec.payload, dedup_key=spec.key, throttle_keys=spec.throttles or None)
-            item.fairness_key = spec.tenant
+            item.fairness_key, item.order_key = spec.tenant, spec.order
             if spec.key is None and rng.random() < profile.at_most_once:
                 item.delivery = idl.Delivery.AT_MOST_ONCE
             if rng.random() < 0.1:

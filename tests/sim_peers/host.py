@@ -22,6 +22,7 @@ from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey, fairness_of
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.item import Item
+from foqs.opened import Opened
 from foqs.peers.coordinator import HashSlotOwners
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lending import Lending
@@ -29,7 +30,6 @@ from foqs.peers.quota_client import QuotaClient, _stored_nothing
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.tenant_shares import TenantShares
-from foqs.rows import Opened
 from foqs.server.shard_thread import run
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.lifecycle import ShardState

@@ -66,6 +66,7 @@ class Profile:
     freeze_every_ms: int = 0  # 0: never
     settings_news_ms: tuple[int, ...] = (0,)
     max_stored: int = 0  # 0: no topic has a bound
+    ordered: bool = False  # many items have order keys
     tenants: tuple[str, ...] = ()  # of items that are changed; empty: no item is
 
 
@@ -73,7 +74,8 @@ def random_profile(rng: random.Random, trouble: str = "") -> Profile:
     """`trouble` "slots": shards and slots move all the time, and hosts learn late where the slots are. "pauses": topics
     are paused and resumed. "changed": so are tenants, and items that wait are changed. "settings": settings change, and
     hosts learn late of them. "bounds": a topic has a bound on its stored items. "silence": many connections between
-    hosts fall silent. "throttles": items have throttle keys; hosts freeze, and coordinators move."""
+    hosts fall silent. "orders": items have order keys. "throttles": items have throttle keys; hosts freeze, and
+    coordinators move."""
     profile = _any_profile(rng)
     if trouble == "pauses":
         return replace(profile, pause_every_ms=rng.choice([60, 300]), settings_news_ms=(0, 5, 50, 700))
@@ -84,6 +86,8 @@ def random_profile(rng: random.Random, trouble: str = "") -> Profile:
             settings_news_ms=(0, 5, 50, 700),
             tenants=("x", "y", "z")[: rng.choice([1, 3])],
         )
+    if trouble == "orders":
+        return replace(profile, ordered=True, active_ms=2_000)
     if trouble == "bounds":
         return replace(
             profile,

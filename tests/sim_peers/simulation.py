@@ -66,7 +66,8 @@ class Simulation(Run):
         self.until(self.time + _PRODUCE_MS)
         self.clients.producing = False
         self.pauses.end()
-        self.wait(_DELIVER_MS, lambda: not self.checks.left() and not self._asking(), self._left)
+        most_ms = _DELIVER_MS * (5 if self.profile.ordered else 1)  # the items of a key one after the other
+        self.wait(most_ms, lambda: not self.checks.left() and not self._asking(), self._left)
         self._check_end()
 
     def _asking(self) -> bool:
@@ -114,8 +115,10 @@ class Simulation(Run):
             for number, name in self.control.assigned.items()
         )
         living = all(host.alive and self.control.living.get(host.name) is host for host in self.hosts)
-        informed = all(host.routing.slots == self.control.slots for host in self.hosts)
-        return serving and living and informed and not self.control.slots.moves
+        return serving and living and self._informed() and not self.control.slots.moves
+
+    def _informed(self) -> bool:
+        return all(host.routing.slots == self.control.slots for host in self.hosts)
 
     def _left(self) -> str:
         dbs = self.dbs

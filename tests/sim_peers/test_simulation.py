@@ -35,6 +35,7 @@ KINDS = (
     ),
     Kind("settings", share=5, first=6, counts=dict.fromkeys(_CHANGES, 6)),
     Kind("bounds", share=5, first=4, counts={"at the bound": 11}),
+    Kind("orders", share=5, first=4, counts={"ordered": 100, "turns": 100, "moved slots": 20}),
     Kind("silence", share=5),  # silent connections delay items for seconds only
     Kind(
         "throttles",

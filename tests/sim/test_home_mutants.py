@@ -1,0 +1,58 @@
+"""Rules of order keys whose hash slots move, taken out, as in `test_mutants`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foqs.buffers.pending_dedup import GivenPage, Keyed
+from foqs.engine import order_homes
+from foqs.engine.orders import KeysRead
+from foqs.engine.shard import Shard
+from foqs.order import KeyHome
+from tests.kernel.mutants import Mutants
+from tests.sim.simulation import simulate
+
+MANY = 600
+MUTANTS = Mutants()
+put, around = MUTANTS.put, MUTANTS.around
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_found(name: str) -> None:
+    MUTANTS.check(name, simulate, MANY)
+
+
+@around(order_homes, "listed", "orders")
+def the_keys_are_not_listed(original: Any, *rest: Any) -> GivenPage:
+    page: GivenPage = original(*rest)
+    return page._replace(homes=[])
+
+
+@around(order_homes, "listed", "orders")
+def the_keys_that_are_elsewhere_are_not_listed(original: Any, *rest: Any) -> GivenPage:
+    page: GivenPage = original(*rest)
+    return page._replace(homes=[home for home in page.homes if not home.shard])
+
+
+# Accepted items are not on any list until they are stored.
+put("an_accepted_item_does_not_count", order_homes, "pending", lambda queue: set(), "orders")
+
+
+@around(order_homes, "answer", "orders")
+def any_empty_home_frees_a_key(original: Any, shard: Shard, one: Keyed) -> KeyHome | None:
+    return None if one.home is not None and one.home.empty else original(shard, one)
+
+
+@around(order_homes.Ask, "_take", "orders")
+def a_shard_without_items_takes_its_old_keys(original: Any, ask: Any, found: Any, now_ms: int) -> None:
+    original(ask, ask.digests, now_ms)
+
+
+@around(KeysRead, "run", "orders")
+def delayed_items_do_not_count(original: Any, read: KeysRead, store: Any) -> int:
+    original(read, store)
+    read.found = ()
+    return 0

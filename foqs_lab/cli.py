@@ -242,6 +242,41 @@ def unique(
         end(run_unique(make_shards([server], shards, "unique"), folder, chosen, keys, enqueues, producers, kills))
 
 
+def ordered(
+    items: Annotated[
+        int, typer.Option(min=100, max=100_000_000, help="Producers enqueue about this many items.")
+    ] = 200_000,
+    keys: Annotated[int, typer.Option(min=10, max=1_000_000, help="The items have this many order_keys.")] = 100_000,
+    kills: Annotated[
+        int, typer.Option(min=0, max=1_000, help="A host or a consumer is killed so often, in turn (0: never).")
+    ] = 20,
+    seconds: Annotated[
+        int, typer.Option(min=10, max=86_400, help="Producers end after this time, also with fewer items (s).")
+    ] = 3_600,
+    hosts: Annotated[int, typer.Option(min=1, max=20, help="The cluster has this many hosts.")] = 3,
+    shards: Annotated[int, typer.Option(min=1, max=100, help="The cluster has this many shards.")] = 8,
+    seed: Seed = None,
+    kind: Kind = "mariadb",
+    keep: Keep = False,
+) -> None:
+    """Test that items with one order_key come one after the other, through kills.
+
+    Two processes produce, and three consume and fail or forget some items. With each kill of a consumer a shard moves.
+    Half of the keys pass over an item that waits for its retry (on_failure skip).
+
+    The command exits with 1 if an item came before the end of an earlier one of its key, if two of a key were leased at
+    a time, or if a stored item was never acked.
+    """
+    from foqs_lab.cluster import make_shards
+    from foqs_lab.crash.ordered import run_ordered
+    from foqs_lab.servers import ServerSettings, start_database_server
+
+    settings = ServerSettings(buffer_pool_bytes=64 << 20)
+    with _verdict("ordered", seed, keep) as (chosen, folder, end), start_database_server(kind, settings) as server:
+        made = make_shards([server], shards, "ordered")
+        end(run_ordered(made, folder, chosen, items, keys, kills, seconds, hosts))
+
+
 class _Report(Protocol):
     @property
     def good(self) -> bool: ...
@@ -386,5 +421,6 @@ command(app, "foqs-lab steps --jobs 1000 --steps 10 --kills 30")(steps)
 command(app, "foqs-lab tasks --tasks 100000 --kills 30")(tasks)
 command(app, "foqs-lab schedules --seconds 600 --kills 20")(schedules)
 command(app, "foqs-lab unique --enqueues 100000 --keys 1000 --kills 20")(unique)
+command(app, "foqs-lab ordered --items 200000 --keys 100000 --kills 20")(ordered)
 command(app, "foqs-lab policies 1 10 --share 0.1", "foqs-lab policies --plot fairness.svg")(policies)
 command(app, "foqs-lab servers mariadb zookeeper")(servers)

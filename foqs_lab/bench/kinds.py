@@ -41,6 +41,8 @@ class Kind(StrEnum):
     KEPT = "kept"
     ONE_RULE = "one-rule"
     RULES = "rules"
+    ORDERED = "ordered"
+    AT_MOST_ONCE = "at-most-once"
     TOGETHER = "together"
 
 
@@ -54,6 +56,8 @@ _OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
     Kind.HOOK: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
     Kind.KEPT: lambda _: {},
     Kind.ONE_RULE: lambda _: {"rules": idl.ItemRules(max_attempts=1)},
+    Kind.ORDERED: lambda at: {"order_key": f"order-{at % 100_000}"},
+    Kind.AT_MOST_ONCE: lambda _: {"delivery": idl.Delivery.AT_MOST_ONCE},
     Kind.RULES: lambda at: {"rules": idl.ItemRules(max_attempts=1 + at % 20)},
 }
 _TOPICS = {Kind.HOOK: "hooked", Kind.KEPT: "kept"}

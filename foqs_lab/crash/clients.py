@@ -107,8 +107,10 @@ class Wire:
         acks = [_ack_of(item) for item in items]
         return self._each(methods.ACK, idl.AckRequest(items=acks), len(acks))
 
-    def nack(self, items: Sequence[Leased], *, delay_ms: int) -> list[FoqsError | None]:
-        nacks = [NackOfItem.of(item, delay_ms=delay_ms) for item in items]
+    def nack(
+        self, items: Sequence[Leased], *, delay_ms: int | None = None, failed: bool = False
+    ) -> list[FoqsError | None]:
+        nacks = [NackOfItem.of(item, delay_ms=delay_ms, failed=failed) for item in items]
         return self._each(methods.NACK, idl.NackRequest(items=nacks), len(nacks))
 
     def extend(self, items: Sequence[Leased], lease_ms: int) -> list[FoqsError | None]:

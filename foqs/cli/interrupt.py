@@ -136,6 +136,12 @@ def run_on_loop(main: Coroutine[Any, Any, T]) -> T:
         if not came:
             raise
         raise KeyboardInterrupt if came[0] == signal.SIGINT else Terminated(came[0]) from None
+    except KeyboardInterrupt:
+        # It may come between the making of a coroutine that ends the loop and its first step.
+        from warnings import filterwarnings
+
+        filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        raise
 
 
 def _terminate(number: int, _: object) -> NoReturn:

@@ -171,7 +171,7 @@ def test_the_errors_of_the_client(client: Client) -> None:
         client.change([item_id])
     with pytest.raises(Invalid, match="give one of the two"):
         client.change([item_id], delay_ms=1, deliver_after_ms=1_700_000_000_000)
-    with pytest.raises(Invalid, match=r"ItemState\.READY or ItemState.DELAYED"):
+    with pytest.raises(Invalid, match=r"ItemState\.READY, DELAYED or BEHIND"):
         client.change_all("t", filter=ItemFilter(state=ItemState.LEASED), priority=1)
     (leased,) = client.dequeue("t", wait_ms=10_000)
     (error,) = client.change([leased.id], priority=1)

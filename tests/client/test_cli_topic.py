@@ -146,7 +146,7 @@ def test_stats_are_printed(run: Run, client: Client) -> None:
         "ready": 1, "delayed": 1, "leased": 0, "paused": False, "closed": False, "missing": [], "workers": [],
         "tenants": [], "more_tenants": None, "hooks": [], "completed": 0, "failed": 0,
         "attempts_failed_minute": 0, "attempts_failed_10_minutes": 0, "attempts_failed_hour": 0,
-        "ready_paused": 0, "ready_throttled": 0,
+        "ready_paused": 0, "ready_throttled": 0, "behind": 0,
     }  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def a_full_database_is_not_asked_again(original: Any, owner: ShardOwner, now_ms:
         owner.full_until_ms = 1 << 60
 
 
-@around(ShardQueue, "take_chunks", kind="full", seed=145)
+@around(ShardQueue, "take_chunks", kind="full", seed=86)
 def items_that_wait_for_a_full_database_are_forgotten(original: Any, *args: Any, **more: Any) -> list[Any]:
     original(*args, **more)
     return []

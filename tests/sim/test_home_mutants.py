@@ -31,24 +31,9 @@ def the_keys_are_not_listed(original: Any, *rest: Any) -> GivenPage:
     return page._replace(homes=[])
 
 
-@around(order_homes, "listed", "orders")
-def the_keys_that_are_elsewhere_are_not_listed(original: Any, *rest: Any) -> GivenPage:
-    page: GivenPage = original(*rest)
-    return page._replace(homes=[home for home in page.homes if not home.shard])
-
-
-# Accepted items are not on any list until they are stored.
-put("an_accepted_item_does_not_count", order_homes, "pending", lambda queue: set(), "orders")
-
-
 @around(order_homes, "answer", "orders")
 def any_empty_home_frees_a_key(original: Any, shard: Shard, one: Keyed) -> KeyHome | None:
     return None if one.home is not None and one.home.empty else original(shard, one)
-
-
-@around(order_homes.Ask, "_take", "orders")
-def a_shard_without_items_takes_its_old_keys(original: Any, ask: Any, found: Any, now_ms: int) -> None:
-    original(ask, ask.digests, now_ms)
 
 
 @around(KeysRead, "run", "orders")

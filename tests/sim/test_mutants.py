@@ -92,7 +92,7 @@ def other_rounds_run_before_unknown_is_settled(
 put("no_fence", MemoryStore, "_fence", constant(None), "rival", seed=6)
 
 
-@around(MemoryDatabase, "begin_late", seed=14)
+@around(MemoryDatabase, "begin_late", seed=20)
 def a_late_packet_goes_on_behind_its_fence(original: Any, db: MemoryDatabase) -> None:
     """The fence matches no row, and no error ends the packet before its COMMIT."""
     late, db.late = db.late, []
@@ -110,8 +110,8 @@ def settling_leaves_the_old_connection_in_the_row(original: Any, store: MemorySt
     return committed
 
 
-put("an_unconfirmed_owner_hands_out", ShardOwner, "confirmed", constant(True), "rival", seed=15)
-put("a_new_owner_hands_out_at_once", ShardOwner, "in_takeover_grace", constant(False), "rival", seed=4)
+put("an_unconfirmed_owner_hands_out", ShardOwner, "confirmed", constant(True), "rival", seed=4)
+put("a_new_owner_hands_out_at_once", ShardOwner, "in_takeover_grace", constant(False), "rival", seed=22)
 # Items are removed before their TTL is over, or delivered early.
 put(
     "the_machines_clock_is_trusted", DatabaseClock, "admit",
@@ -131,10 +131,10 @@ put(
     item_ops,
     "take_back",
     lambda shard, item, *_: shard.memory.unlease(item),
-    seed=2,
+    seed=6,
 )
 put("bodies_are_never_given_back_to_the_budget", ShardMemory, "drop_body",
-    lambda memory, item: setattr(item, "held", KNOWN_BYTES), seed=1)  # fmt: skip
+    lambda memory, item: setattr(item, "held", KNOWN_BYTES), seed=4)  # fmt: skip
 
 
 @around(consumers, "_lease_first", seed=1)
@@ -220,7 +220,7 @@ def a_cut_lane_is_taken_for_whole(
     original(read, shard, rows, bodies, full=full and len(rows) >= read.limit)
 
 
-@around(batch_build, "_take_inserts", seed=3)
+@around(batch_build, "_take_inserts", seed=8)
 def a_lane_that_gets_an_item_is_removed(original: Any, shard: Shard, batch: ShardBatch, *rest: Any) -> None:
     """The transaction that inserts into an empty lane removes its row, to make room for a new one."""
     idle = shard.memory.idle_lanes.copy()
@@ -228,7 +228,7 @@ def a_lane_that_gets_an_item_is_removed(original: Any, shard: Shard, batch: Shar
     shard.memory.idle_lanes.update({lane.key: lane for lane in batch.lanes_filled if lane.key in idle})
 
 
-@around(batch_apply, "_apply_transaction", seed=22)
+@around(batch_apply, "_apply_transaction", seed=15)
 def an_empty_lane_is_forgotten_by_a_failed_transaction(
     original: Any, shard: Shard, batch: ShardBatch, *rest: Any
 ) -> None:
@@ -263,7 +263,7 @@ put("an_unindexed_item_of_a_cut_window_is_not_kept", ShardMemory, "_index_new", 
 put("the_index_mark_passes_items_whose_ttl_is_put_off", tail, "To", type("Unlike", (), {"KEPT": None}), "calm", seed=11)
 put("a_next_owner_indexes_nothing", MemoryDatabase, "index_tail", constant(None), seed=14)
 # An operator does not see them.
-put("ready_items_are_listed_before_they_are_indexed", batch_build, "_index_tail", constant(None), seed=18)
+put("ready_items_are_listed_before_they_are_indexed", batch_build, "_index_tail", constant(None), seed=20)
 
 
 @around(batch_build, "_take_inserts")
@@ -310,7 +310,7 @@ def items_that_are_settled_late_are_the_last_of_the_tail(
     tail._ids += ids
 
 
-@around(MemoryDatabase, "index_tail", seed=3)
+@around(MemoryDatabase, "index_tail", seed=17)
 def a_next_owner_indexes_items_that_have_a_timer(original: Any, db: MemoryDatabase) -> None:
     """They are found twice: when their lease or delay ends, and as ready."""
     for item_id, body in db.items.items():
@@ -362,7 +362,7 @@ put("keys_are_not_refused", MemoryDatabase, "has_keys", constant(False), seed=2)
 # Its enqueue is answered as if it had been stored.
 put("what_is_known_is_not_settled", dedup, "settle_known", constant(None), seed=2)
 # A key that was stored is new where its slot went.
-put("a_slot_moves_without_its_rows", SlotMigration, "_store", lambda moves, pull, *_: moves._arrived(pull), seed=71)
+put("a_slot_moves_without_its_rows", SlotMigration, "_store", lambda moves, pull, *_: moves._arrived(pull), seed=8)
 # Its owner goes on taking keys of the slot when the rows were read.
 put("a_slot_is_given_away_and_kept", dedup, "without", lambda slot, bits: bits, seed=9)
 
@@ -397,7 +397,7 @@ def keys_on_their_way_are_not_known(original: Any, keys: DedupKeys, items: Seque
     return list(items)
 
 
-@around(KeyedRequest, "withdraw", seed=26)
+@around(KeyedRequest, "withdraw", seed=39)
 def withdrawn_keys_stay_queued(original: Any, request: KeyedRequest) -> Sequence[int]:
     """The caller got the reply that nothing was changed."""
     indices: Sequence[int] = original(request)

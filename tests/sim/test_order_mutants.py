@@ -92,7 +92,7 @@ def a_read_of_the_next_items_loses_one(original: Any, read: NextRead, *rest: Any
     original(read, *rest)
 
 
-@around(Orders, "next_read", "orders", seed=319)
+@around(Orders, "next_read", "orders", seed=505)
 def a_read_passes_over_items_that_it_leaves_out(original: Any, orders: Orders, known_to: Any, rows: Any) -> None:
     most, orders_module._MOST_KEPT = orders_module._MOST_KEPT, 1 << 30
     original(orders, known_to, rows)
@@ -123,7 +123,7 @@ def the_items_of_a_request_line_up_by_lane(original: Any, memory: ShardMemory, c
 # Of a transaction in parts, whose outcomes are known one after the other.
 put(
     "an_item_of_late_outcome_is_left_to_a_read", Orders, "_kept_to",
-    lambda orders, key: 0 if key.more or len(key.behind) >= orders_module._KEPT else 1 << 62, "orders", seed=33,
+    lambda orders, key: 0 if key.more or len(key.behind) >= orders_module._KEPT else 1 << 62, "orders", seed=101,
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------- places
@@ -165,7 +165,7 @@ def a_retry_loses_its_place(original: Any, shard: Shard, change: Change, transac
         transaction.next_number += 1
 
 
-@around(ordered, "_standing", "orders", seed=54)
+@around(ordered, "_standing", "orders", seed=68)
 def a_change_of_a_retry_takes_its_place(original: Any, shard: Shard, change: Change, order: Order) -> int:
     found: int = original(shard, change, order)
     return Standing.NEW if change.cause is Cause.CHANGE and change.to is To.DELAYED else found

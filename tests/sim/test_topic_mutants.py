@@ -74,7 +74,7 @@ put("a_lane_belongs_to_no_topic", Topic, "attach", constant(None))
 put("a_closed_shards_lanes_stay_in_their_topics", shard_life, "_detach", lambda *about: iter(()), "rival", seed=2)
 
 
-@around(Shard, "close", "rival", seed=8, also=[(shard_life, "_LANES", 1)])
+@around(Shard, "close", "rival", seed=12, also=[(shard_life, "_LANES", 1)])
 def a_closed_shards_lanes_are_merged(original: Any, shard: Shard) -> None:
     """They are in their topics until they are detached."""
     term = shard.memory.term
@@ -82,7 +82,7 @@ def a_closed_shards_lanes_are_merged(original: Any, shard: Shard) -> None:
     term.shard = shard
 
 
-@around(consumers, "wake", "topics", seed=7)
+@around(consumers, "wake", "topics", seed=1)
 def a_stalled_topic_is_not_tried_again(original: Any, state: State, shard: Shard, now_ms: int) -> None:
     """Its consumer goes on waiting when the shard hands out again."""
     shard.memory.stalled.clear()
@@ -162,7 +162,7 @@ def a_part_of_a_transaction_forgets_failures(original: Any, batch: Batch, ids: s
     return made
 
 
-@around(Batch, "only", "dead", seed=14)
+@around(Batch, "only", "dead", seed=7)
 def a_part_of_a_transaction_keeps_failures_of_items_that_are_gone(
     original: Any, batch: Batch, ids: set[int], *, lanes: bool
 ) -> Batch:
@@ -181,7 +181,7 @@ def the_lane_of_dead_letters_has_no_row(
     return found
 
 
-@around(shard_life, "fill", "dead", seed=4)
+@around(shard_life, "fill", "dead", seed=5)
 def a_new_owner_does_not_know_its_dead_letters(original: Any, shard: Shard, opened: Any) -> Iterator[None]:
     """It removes items, and leaves their failures behind."""
     opened.dead.clear()
@@ -215,7 +215,7 @@ def a_dead_letter_forgets_the_lease_that_ended_by_time(original: Any, *args: Any
     return change
 
 
-@around(item_ops, "_ends_anyway", "dead", seed=20)
+@around(item_ops, "_ends_anyway", "dead", seed=116)
 def a_late_nack_moves_a_dead_letter_again(original: Any, item: Item, waits: Any, cause: Cause) -> Any:
     """It came while the transaction that moves the item was in flight."""
     now = item.change or item.in_flight
@@ -225,7 +225,7 @@ def a_late_nack_moves_a_dead_letter_again(original: Any, item: Item, waits: Any,
 
 # --------------------------------------------------------------------------------------------- redrives
 
-put("a_redrive_takes_items_that_another_one_takes", dead_letters, "_stays", constant(True), "dead", seed=6)
+put("a_redrive_takes_items_that_another_one_takes", dead_letters, "_stays", constant(True), "dead", seed=48)
 
 
 @around(
@@ -325,7 +325,7 @@ def every_tenant_has_the_same_weight(
     original(turns, tenant, cost * tenant.weight, **how)
 
 
-@around(TenantDequeue, "_open", "fair", seed=228)
+@around(TenantDequeue, "_open", "fair", seed=23)
 def urgent_items_of_a_shard_that_returns_wait_for_others(original: Any, round_: TenantDequeue, *about: Any) -> Any:
     """Their tenant took turns without them, and is not looked at again."""
     taking = original(round_, *about)
@@ -476,7 +476,7 @@ def the_row_of_a_lane_with_kept_items_is_removed(original: Any, memory: ShardMem
     memory.queue.kept.lanes = lanes
 
 
-@around(batch_apply, "_gone", "kept", seed=48)
+@around(batch_apply, "_gone", "kept", seed=12)
 def an_item_stays_kept_though_a_delete_was_answered(
     original: Any, memory: ShardMemory, change: Any, later: Any, *about: Any
 ) -> None:
@@ -488,7 +488,7 @@ def an_item_stays_kept_though_a_delete_was_answered(
 # --------------------------------------------------------------------------------------------- throttles
 
 put("parked_flows_are_never_woken", ThrottleKey, "wake", lambda *about: [], "throttles")
-put("a_flow_that_parks_on_another_key_keeps_its_wake", ThrottleKey, "holds_up", constant(()), "throttles", seed=100)
+put("a_flow_that_parks_on_another_key_keeps_its_wake", ThrottleKey, "holds_up", constant(()), "throttles", seed=4)
 put("throttles_are_kept_over_a_version", Throttling, "changed", constant(None), "throttles")
 
 
@@ -523,7 +523,7 @@ put(
 )  # fmt: skip
 
 
-@around(LeaseSlots, "__init__", "slots", seed=3505)
+@around(LeaseSlots, "__init__", "slots", seed=537)
 def a_new_coordinator_lends_before_it_counted(original: Any, slots: LeaseSlots, *about: Any, **more: Any) -> None:
     original(slots, *about, **more)
     slots.unknown.clear()

@@ -49,13 +49,13 @@ put("a_topic_is_forgotten_after_a_lost_answer", ReadySubscriber, "_still", const
 put("news_wait_long_for_a_silent_connection", ready_topics, "WAIT_MS", 30_000, "silence", seed=2)
 
 
-@around(ReadySubscriber, "found_nothing", seed=20)
+@around(ReadySubscriber, "found_nothing", seed=9)
 def an_old_answer_forgets_a_ready_topic(original: Any, news: Any, address: str, key: Any, _: int) -> None:
     """The topic was published again while the empty answer was sent."""
     original(news, address, key, 1 << 62)
 
 
-@around(exchange.Exchange, "ask", seed=6)
+@around(exchange.Exchange, "ask", seed=13)
 def an_enqueue_is_repeated_after_a_lost_reply(
     original: Any, self: Any, sender: Any, address: str, method: str, request: Any, timeout_ms: int, done: Any
 ) -> None:
@@ -86,7 +86,7 @@ put("a_slot_arrives_without_its_rows", SlotMigration, "_store", lambda moves, pu
 put("a_new_coordinator_begins_with_a_full_bucket", coordinator, "TTL_MS", -10_000, seed=22)
 
 
-@around(SlotMigration, "_adopt", "slots", seed=6)
+@around(SlotMigration, "_adopt", "slots", seed=4)
 def slots_are_taken_whatever_their_stamp(original: Any, moves: Any, shard: Any, slots: Any, stamp: int) -> Any:
     """An owner whose record is old takes back slots that moved to another shard since."""
     return original(moves, shard, slots, max(stamp, shard.queue.keys.last.stamp))

@@ -1,8 +1,8 @@
 """Which shard takes an item with an order key, after the hash slot of its key has moved.
 
 A slot moves at once, and the items of its order keys stay where they are. So the shard that gives a slot away lists the
-keys that have items (`listed`), and the shard that gets the slot keeps the list in `order_home`. Never has a key items
-in two shards:
+keys that have items (`listed`), and the shard that gets the slot keeps the list in `order_home`. No key has items in
+two shards at a time:
 
 1. A shard stores an item of a key only if it has the slot of the key and no row of `order_home` for it, or if it has
    items of the key already (`has`), or by 4.

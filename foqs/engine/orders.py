@@ -1,8 +1,8 @@
 """The order keys of one shard in memory: which item of each key is next.
 
-An item in its order has its row in `ordered`, and needs no other one: the first item of a key by place has
-its turn, unless another item of the key has it already. So nothing is written when the turn passes on, and a new owner
-finds the same order in the rows (`OrdersRead`). Until it has read a key, no item of this key is delivered.
+An item in its order has its row in `ordered`, and needs no other one: the first item of a key by place has the turn,
+unless another item of the key has it already. So a turn that passes on writes nothing, and a new owner finds the same
+order in the rows (`OrdersRead`). Until it has read a key, it delivers no item of this key.
 
 The item whose turn it is may be in its window, leased, wait for its retry, or be `away`: ready, and out of memory. It
 loses its turn only to an item with an earlier place that comes back, as a redriven one, and only before it was

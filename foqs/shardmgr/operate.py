@@ -168,7 +168,7 @@ def use_shard(facts: Facts, shard: int, use: ShardUse) -> Change:
         ShardUse.DISABLED: f"disables shard {shard}: no host serves it, and its items wait in the database",
     }
     missing: Missing = nothing
-    then = f"shard {shard} is draining. It still takes items of the order keys that it has items of"
+    then = f"shard {shard} is draining. It still takes new items of order keys until their items have ended"
     if use is ShardUse.ENABLED:
         then, missing = serving(facts, shard, "enabled")
     elif use is ShardUse.DISABLED:

@@ -182,7 +182,7 @@ def test_a_shard_from_its_making_to_its_removal(a: Player, run: Run, tmp_path: P
     assert (host["id"], host["served"]) == ("a", 1)
 
     drained = run("shards", "drain", "1")
-    kept = "It still takes items of the order keys that it has items of"
+    kept = "It still takes new items of order keys until their items have ended"
     assert (drained.code, drained.out.splitlines()[-1]) == (0, f"shard 1 is draining. {kept}")
     a.sees(lambda facts: facts.shards[1].use is ShardUse.DRAINING)
     refused(run("shards", "remove", "1", "--yes"), "disable it first")

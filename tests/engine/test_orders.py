@@ -168,7 +168,7 @@ def test_with_skip_the_next_are_delivered_before_a_retry(monkeypatch: pytest.Mon
     assert lab.taken() == [b]
     lab.go_on(1_001)
     assert standing_of(lab, a) is Standing.IN_ORDER
-    assert lab.taken() == []  # b is under way
+    assert lab.taken() == []  # a consumer has b
     end(lab, b)
     assert lab.taken() == [a]  # it keeps its place
     end(lab, a)

@@ -54,7 +54,7 @@ def ack(wire: Wire, item: Any) -> None:
 
 
 def end(wire: Wire, count: int) -> None:
-    """Deliver and ack so many items, which are all that can be delivered."""
+    """Deliver and ack this number of items."""
     for _ in range(count):
         ack(wire, take(wire))
 

@@ -22,7 +22,8 @@ EXTRA_OF = {
     "kazoo": "server",
     "cronsim": "server",
     "tzdata": "server",
-    "aiohttp": "server",
+    "aiohttp": "push",
+    "yarl": "push",
     "prometheus_client": "server",
     "MySQLdb": "mysqlclient",
     "puresasl": "sasl",
@@ -58,6 +59,7 @@ EXTRA_OF_COMMAND = {
     "spark": "spark",
     "worker": "tasks",
     "console": "console",
+    "push": "push",
     "foqs-lab": "lab",
 }
 """What a command needs in all, so that a user installs once. The other commands need `cli`."""
@@ -73,7 +75,7 @@ def missing_module(error: ModuleNotFoundError, command: str = "") -> str | None:
     bug."""
     name = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(name)
-    if extra in ("cli", "server", "outbox"):
+    if extra in ("cli", "server", "outbox", "push"):
         extra = EXTRA_OF_COMMAND.get(command, extra)
     return None if extra is None else missing(f"the package {name}", extra)
 

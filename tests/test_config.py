@@ -381,3 +381,28 @@ def test_other_databases_and_drivers_are_refused(url: str) -> None:
     with pytest.raises(Invalid, match="mysql\\+pymysql://, mysql\\+mysqldb://, sqlite://") as refused:
         load(shards=[{"id": 1, "url": url}])
     assert "pw" not in str(refused.value)
+
+
+def test_files_of_push_secrets_begin_at_the_folder_of_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text('[push]\nallow = ["10.0.0.0/8"]\nsecrets = { shop = "shop.secret", api = "/run/api" }\n')
+    read = load(path)
+    assert read.push.secrets == {"shop": path.parent / "shop.secret", "api": Path("/run/api")}
+    monkeypatch.setenv("FOQS_PUSH__SECRETS", '{"shop": "other.secret"}')
+    monkeypatch.setenv("FOQS_PUSH__ALLOW", '["127.0.0.1:80"]')
+    again = load(path)
+    assert again.push.secrets == {"shop": Path.cwd() / "other.secret", "api": Path("/run/api")}
+    assert change(read, again).live == ("push.allow", "push.secrets")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ('allow = "10.0.0.0/8"', "push.allow: "),
+        ('secrets = ["a"]', "push.secrets: "),
+        ('secrets = { a = "" }', "push.secrets: the path of a file is empty"),
+        ("secrets = { a = 1 }", "push.secrets.a: "),
+        ('secret = { a = "b" }', "push.secret: there is no such key; did you mean secrets?"),
+    ],
+)
+def test_errors_of_the_push_section_name_the_key(path: Path, setting: str, said: str) -> None:
+    assert said in refused(path, f"[push]\n{setting}\n")

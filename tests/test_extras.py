@@ -28,6 +28,7 @@ MODULES = {
     "puresasl": "pure-sasl",
     "prometheus_client": "prometheus-client",
     "sqlalchemy": "SQLAlchemy",
+    "yarl": "aiohttp",
     "jinja2": "Jinja2",
     "fast_depends": "fast-depends",
     "django": "Django",
@@ -184,6 +185,34 @@ def test_the_commands_of_an_outbox_name_their_extras() -> None:
 
 
 @pytest.mark.process
+def test_push_needs_its_extra_alone() -> None:
+    blocked = {name for name, extra in extras.EXTRA_OF.items() if extra not in ("cli", "push")}
+    program = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import foqs.push.pusher"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=environment())
+
+
+@pytest.mark.process
+def test_the_commands_of_push_need_its_extra_alone() -> None:
+    ours = {"prometheus_client", "pydantic_settings"}
+    others = {name for name, extra in extras.EXTRA_OF.items() if extra not in ("cli", "push")} - ours
+    program = f"import sys; sys.modules.update(dict.fromkeys({others})); import foqs.cli.push_process as of; "
+    program += "import foqs.cli.push_trial; of.read(None)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=environment())
+    for module in (*sorted(ours), "aiohttp"):
+        ran = subprocess.run(
+            [sys.executable, "-c", WITHOUT.format(blocked={module}, module="foqs.cli.main"), "push", "run"],
+            capture_output=True, text=True, timeout=60, env=environment(),
+        )  # fmt: skip
+        assert ran.stderr == f"foqs: {extras.missing(f'the package {module}', 'push')}\n"
+
+
+def test_a_host_without_aiohttp_names_its_own_extra() -> None:
+    error = ModuleNotFoundError(name="aiohttp")
+    assert extras.missing_module(error, "dev") == extras.missing("the package aiohttp", "server")
+    assert extras.missing_module(error) == extras.missing("the package aiohttp", "push")
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("package", ["django", "django_tasks"])
 def test_the_backend_of_django_names_its_extra(package: str) -> None:
     program = (
@@ -215,7 +244,9 @@ def test_a_worker_needs_the_extra_of_tasks_alone() -> None:
     assert "the package prometheus_client is not installed; the extra foqs[tasks] has it" in ran.stderr
     names = [name for name, extra in extras.EXTRA_OF.items() if extra == "server" and name != "prometheus_client"]
     program = f"import sys; sys.modules.update(dict.fromkeys({names})); "
-    program += "import foqs.cli.worker_child, foqs.cli.worker_metrics, foqs.cli.worker_supervisor"
+    program += (
+        "import foqs.cli.worker_child, foqs.cli.worker_metrics, foqs.cli.metrics_port, foqs.cli.worker_supervisor"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=environment())
 
 

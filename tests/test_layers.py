@@ -54,6 +54,7 @@ MAY_IMPORT = {
     "foqs.client": VALUES | WIRE | {"foqs.client"},
     "foqs.tasks": VALUES | {"foqs.tasks", "foqs.client"},
     "foqs.outbox": VALUES | WIRE | {"foqs.outbox", "foqs.tasks", "foqs.client"},
+    "foqs.push": VALUES | {"foqs.push", "foqs.client"},
     "foqs.page": VALUES | {"foqs.page"},
     "foqs.spark": VALUES | {"foqs.spark", "foqs.client", "foqs.store", "foqs.zk", "foqs.fairness.keys", "foqs.page"},
     "foqs.testing": VALUES | {"foqs.testing", "foqs.client", "foqs.server", "foqs.store", "foqs.rpc"},

@@ -40,21 +40,41 @@ _MOST_KNOWN = 100_000
 _LOOKED_AT = 10_000
 """Topics among which a similar name is looked for."""
 _LOOK_MS = 2_000
-_CONNECTION = "Connection"
+CONNECTION = "Connection"
+"""The heading of its options in the help."""
+
+Address = Annotated[
+    str,
+    typer.Option(
+        envvar="FOQS_ADDRESS",
+        rich_help_panel=CONNECTION,
+        help="The command connects to this host:port. Commas separate several.",
+    ),
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FOQS_TOKEN",
+        rich_help_panel=CONNECTION,
+        help="This credential identifies the caller. @FILE reads it from a file.",
+    ),
+]
+TlsOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FOQS_CLIENT_TLS",
+        metavar="on|KEY=VALUE,...",
+        rich_help_panel=CONNECTION,
+        help="The connection uses TLS: `on`, or any of ca_file, cert_file, key_file and server_name.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
     """The options of a command that calls a host."""
 
-    address: Annotated[
-        str,
-        typer.Option(
-            envvar="FOQS_ADDRESS",
-            rich_help_panel=_CONNECTION,
-            help="The command connects to this host:port. Commas separate several.",
-        ),
-    ] = DEFAULT_ADDRESS
+    address: Address = DEFAULT_ADDRESS
     namespace: Annotated[
         str,
         typer.Option(
@@ -62,32 +82,17 @@ class Connection:
             "--ns",
             "-n",
             envvar="FOQS_NAMESPACE",
-            rich_help_panel=_CONNECTION,
+            rich_help_panel=CONNECTION,
             help="The command works in this namespace.",
         ),
     ] = "default"
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FOQS_TOKEN",
-            rich_help_panel=_CONNECTION,
-            help="This credential identifies the caller. @FILE reads it from a file.",
-        ),
-    ] = None
-    tls: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FOQS_CLIENT_TLS",
-            metavar="on|KEY=VALUE,...",
-            rich_help_panel=_CONNECTION,
-            help="The connection uses TLS: `on`, or any of ca_file, cert_file, key_file and server_name.",
-        ),
-    ] = None
+    token: TokenOption = None
+    tls: TlsOption = None
     wait_server: Annotated[
         bool,
         typer.Option(
             "--wait-server",
-            rich_help_panel=_CONNECTION,
+            rich_help_panel=CONNECTION,
             help="If the server refuses the connection, or TLS, the command tries again for "
             f"{WAIT_SERVER_MS // 1000} s. Default: it ends at once.",
         ),

@@ -117,6 +117,7 @@ VERBS = {
     ),
     "schedule": Verb("schedule", OPERATE, "Enqueue items at set times."),
     "outbox": Verb("outbox", OPERATE, "Enqueue items that an application stores in its own database."),
+    "push": Verb("push", OPERATE, "Send items to HTTP endpoints, as webhooks."),
     "hook": Verb("hook", OPERATE, "Try the script of a hook, and look at the scripts of a namespace."),
     "cluster": Verb("cluster", OPERATE, "Show a cluster, or run one on this machine."),
     "auth": Verb("setup", OPERATE, "Make the credentials of clients, and show their rights."),

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -41,7 +41,7 @@ PortOption = Annotated[
 app = typer.Typer()
 
 
-@command(app, "foqs dev", "foqs dev --port 7800 --data-dir /tmp/queue")
+@command(app, "foqs dev", "foqs dev --port 7800 --data-dir /tmp/queue", "foqs dev --push --push-config push.toml")
 def dev(
     host: HostOption = None,
     port: PortOption = None,
@@ -53,11 +53,20 @@ def dev(
     console_port: Annotated[
         int, typer.Option(min=0, max=MOST_PORT, help="The console listens on this port; 0 picks one.")
     ] = CONSOLE_PORT,
+    push: Annotated[
+        bool, typer.Option("--push", help="The command sends items to HTTP endpoints as well (see `foqs push run`).")
+    ] = False,
+    push_config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The secrets and exceptions of --push are in this foqs.toml."),
+    ] = None,
 ) -> None:
     """Run a host on embedded SQLite shards, without any other server.
 
     Items survive a restart.
     """
+    if push_config is not None and not push:
+        raise Invalid("--push-config needs --push")
     with ends_at_once():
         import structlog
 
@@ -75,34 +84,43 @@ def dev(
             logs.configure(config.log.level, config.log.format, folds=True)
             log = structlog.get_logger("foqs.host")
             log.info("dev.data", directory=str(data_dir), shards=len(config.shards))
-            if not console:
-                run(config, None, take_over=False)
-                return
-            import foqs.cli.console_process  # noqa: F401 - without its packages neither starts
+            beside: list[list[str]] = []
+            if console:
+                import foqs.cli.console_process  # noqa: F401 - without its packages nothing starts
 
-            with _Console(console_port) as process:
-                run(config, None, take_over=False, ready=process.begin)
+                beside.append(["console", "--port", str(console_port)])
+            if push:
+                from foqs.cli.push_process import read
+
+                read(push_config)
+                file = [] if push_config is None else ["--config", str(push_config)]
+                beside.append(["push", "run", "--grace-ms", "0", *file])
+            with _Beside(beside) as clients:
+                run(config, None, take_over=False, ready=clients.begin)
 
 
-class _Console:
-    """The process of the console of `foqs dev`. It ends with its input, so also when this process is killed."""
+class _Beside:
+    """Clients of `foqs dev` in processes of their own. They end with their inputs, so also when this process is
+    killed."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
+        self._commands = commands
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def begin(self, address: str) -> None:
-        options = ["--address", address, "--port", str(self._port), "--until-input-ends"]
-        self._process = subprocess.Popen([sys.executable, "-m", "foqs", "console", *options], stdin=subprocess.PIPE)
+        for words in self._commands:
+            argv = [sys.executable, "-m", "foqs", *words, "--address", address, "--until-input-ends"]
+            self._processes.append(subprocess.Popen(argv, stdin=subprocess.PIPE))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None, "it is a pipe"
-            self._process.stdin.close()
-            self._process.wait()
+        for process in self._processes:
+            assert process.stdin is not None, "it is a pipe"
+            process.stdin.close()
+        for process in self._processes:
+            process.wait()
 
 
 @command(app, "foqs serve --config foqs.toml", "foqs serve --config foqs.toml --processes 4")

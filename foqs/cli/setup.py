@@ -193,8 +193,11 @@ def _as_json(model: BaseModel, where: Where, loaded: Loaded) -> dict[str, Any]:
         if section is None:
             if isinstance(model, Section):
                 key, each, source = _shown(model, name, value, at, loaded)
-                if isinstance(each, dict):  # sections that the user names
-                    each = {label: section.model_dump(exclude_none=True) for label, section in each.items()}
+                if isinstance(each, dict):  # sections or paths that the user names
+                    each = {
+                        label: one.model_dump(exclude_none=True) if isinstance(one, Section) else str(one)
+                        for label, one in each.items()
+                    }
                 shown[key] = {"value": each, "source": source}
         elif many:
             shown[name] = [_as_json(each, (*at, n), loaded) for n, each in enumerate(value)]

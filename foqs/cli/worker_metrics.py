@@ -1,31 +1,22 @@
-"""The metrics of `foqs worker`: the sums of what its processes report, served by HTTP.
+"""The metrics of `foqs worker`: the sums of what its processes report.
 
 The processes report differences, so that counters outlive them. A test compares the metrics with docs/metrics.md.
 """
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from time import monotonic
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client.exposition import ThreadingWSGIServer
-
-from foqs.admin.exposition import Family, Rows, render
-from foqs.checks import host_port
+from foqs.admin.exposition import Family, Rows
 from foqs.counters import Histogram
-from foqs.errors import Invalid
 from foqs.tasks.meter import SECONDS
 
 SILENT_S = 10.0
 """A process that has not reported for this time is not healthy."""
-_REQUEST_S = 5.0
 _TOPIC = ("namespace", "topic")
 _REASONS = ("died", "hard_limit", "max_jobs", "max_memory", "reload")
 _ALL = (
@@ -128,40 +119,3 @@ class Totals:
                 "foqs_worker_silent_processes": [((), silent)],
                 "foqs_worker_restarts_total": [((why,), count) for why, count in self._restarts.items()],
             }
-
-
-@contextmanager
-def serving(host: str, port: int, totals: Totals) -> Iterator[str]:
-    """Answer `/metrics` and `/healthz` in threads, and yield the address. Raises Invalid for a port that is taken."""
-
-    class Server(ThreadingWSGIServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-    class Quiet(WSGIRequestHandler):
-        timeout = _REQUEST_S
-
-        def log_message(self, *_: object) -> None: ...
-
-    def answer(environ: Mapping[str, Any], start: Callable[[str, list[tuple[str, str]]], object]) -> list[bytes]:
-        if environ["PATH_INFO"] == "/metrics":
-            text, kind = render(totals.rows(monotonic()), environ.get("HTTP_ACCEPT", ""), FAMILIES)
-            start("200 OK", [("Content-Type", kind)])
-            return [text]
-        if environ["PATH_INFO"] == "/healthz":
-            why = totals.sick(monotonic())
-            start("503 Service Unavailable" if why else "200 OK", [("Content-Type", "text/plain; charset=utf-8")])
-            return [f"{why or 'alive'}\n".encode()]
-        start("404 Not Found", [("Content-Type", "text/plain")])
-        return [b"404 Not Found\n"]
-
-    try:
-        server = make_server(host, port, answer, Server, Quiet)
-    except OSError as error:
-        raise Invalid(f"--metrics-port: cannot listen on {host_port(host, port)}: {error.strerror}") from None
-    with server:
-        thread = threading.Thread(target=server.serve_forever, name="foqs-metrics", daemon=True)
-        thread.start()
-        try:
-            yield host_port(host, server.server_port)
-        finally:
-            server.shutdown()

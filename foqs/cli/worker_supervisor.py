@@ -70,10 +70,12 @@ def supervise(
     with signals.last_work(), ExitStack() as stack:
         totals: Totals | None = None
         if metrics is not None:
-            from foqs.cli.worker_metrics import Totals, serving
+            from foqs.cli.metrics_port import serving
+            from foqs.cli.worker_metrics import FAMILIES, Totals
 
             totals = Totals(names)
-            log.info("worker.metrics", address=stack.enter_context(serving(*metrics, totals)))
+            address = stack.enter_context(serving(*metrics, FAMILIES, totals.rows, totals.sick))
+            log.info("worker.metrics", address=address)
         supervisor = _Supervisor(order, names, watched, totals)
         asyncio.run(supervisor.run())
     if supervisor.abandoned:

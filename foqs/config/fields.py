@@ -187,6 +187,11 @@ def is_path(field: FieldInfo) -> bool:
     return Path in _parts(field.annotation)
 
 
+def is_path_table(field: FieldInfo) -> bool:
+    """Return True for paths by names that the user gives."""
+    return dict[str, Path] in map(_plain, _parts(field.annotation))
+
+
 def env_name(name: str) -> str:
     return PREFIX + name.upper().replace(".", DELIMITER)
 
@@ -239,7 +244,7 @@ def _type_words(annotation: Any) -> str:
         elif origin is Literal:
             words.append(" or ".join(map(toml_value, get_args(part))))
         elif origin is dict:
-            words.append("table of tables")
+            words.append("table of paths" if get_args(part)[1] is Path else "table of tables")
         elif origin in (tuple, list, frozenset):
             words.append(f"list of {_type_words(get_args(part)[0])}")
         else:

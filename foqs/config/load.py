@@ -30,6 +30,7 @@ from foqs.config.fields import (
     env_name,
     is_live,
     is_path,
+    is_path_table,
     key_at,
     refuse,
     secret_mark,
@@ -45,6 +46,7 @@ from foqs.config.schema import (
     HostSection,
     LimitsSection,
     LogSection,
+    PushSection,
     QuotasSection,
     ServerSection,
     ShardSection,
@@ -84,6 +86,7 @@ class Config(BaseSettings):
     tls: TlsSection | None = None
     auth: AuthSection | None = None
     console: ConsoleSection | None = None
+    push: PushSection = PushSection()
 
     @classmethod
     def settings_customise_sources(
@@ -270,6 +273,9 @@ class Source:
                 self._read_secret(values, name, where, base)
             elif is_path(info) and isinstance(values.get(name), str) and values[name]:
                 values[name] = str(base / values[name])
+            elif is_path_table(info) and isinstance(values.get(name), dict):
+                table = values[name].items()
+                values[name] = {key: str(base / one) if isinstance(one, str) and one else one for key, one in table}
             elif section is not None:
                 below = values.get(name)
                 if isinstance(below, dict):

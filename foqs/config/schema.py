@@ -407,6 +407,23 @@ class ConsoleSection(Section):
     """This TOML file has a token of the service for each user, `ann = "..."`; `"*"` is for all further users."""
 
 
+class PushSection(Section):
+    """`foqs push`: items as requests to HTTP endpoints (docs/push.md). Hosts do not use it."""
+
+    allow: Live[list[str]] = Field(default=[])
+    """Endpoints that a push process would refuse: networks such as 10.1.0.0/16, or host:port; with http:// in front of
+    either, also without TLS."""
+    secrets: Live[dict[str, Path]] = Field(default={})
+    """Files of secrets, by the names that settings push.NAME give. Only their owner may read them (mode 0400). A file
+    that changes is read again."""
+
+    @field_validator("secrets", mode="before")
+    @classmethod
+    def _no_empty_path(cls, secrets: object) -> object:
+        refuse({"the path of a file is empty": isinstance(secrets, dict) and "" in secrets.values()})
+        return secrets
+
+
 class QuotaKeys(Section):
     """A quota of a namespace, for all hosts together."""
 

@@ -16,13 +16,14 @@ KINDS: Mapping[str, str] = {
     "throttle.": "Throttles",
     "weight.": "Weights",
     "schedule.": "Schedules",
+    "push.": "Push targets",
     "script.": "Scripts",
     "": "Other entries, for your own programs and for scripts",
 }
 """The kinds of entries by the beginning of their keys, in the order of the page."""
 _MOST_LETTERS = 64 << 10
 """A longer text is no JSON here: the service takes none of that length."""
-_AS_JSON = (TOPIC, "throttle.", "schedule.")
+_AS_JSON = (TOPIC, "throttle.", "schedule.", "push.")
 
 
 def kind_of(key: str) -> str:

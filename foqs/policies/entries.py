@@ -33,7 +33,7 @@ from foqs.bounds import (
 from foqs.checks import has_control, is_text
 from foqs.errors import Invalid
 
-TOPIC, THROTTLE, WEIGHT, SCRIPT, SCHEDULE = "topic.", "throttle.", "weight.", "script.", "schedule."
+TOPIC, THROTTLE, WEIGHT, SCRIPT, SCHEDULE, PUSH = "topic.", "throttle.", "weight.", "script.", "schedule.", "push."
 """Prefixes of settings keys, by the kind of the value."""
 MOST_PARSED = 10_000
 """Texts whose entries are remembered: each version of the settings has most texts of the version before."""
@@ -220,9 +220,9 @@ def misspelt(key: str) -> str | None:
         fits = f"the names that begin with {name[:-1]}" if name.endswith("*") else f"the name {name} alone"
         return f"{key}: only one * at the end is a pattern: this is for {fits}"
     head = _HEAD.match(key)
-    if head is None or key.startswith((SCRIPT, SCHEDULE)):
+    if head is None or key.startswith((SCRIPT, SCHEDULE, PUSH)):
         return None
-    meant = closest(f"{head[1]}.", (TOPIC, THROTTLE, WEIGHT, SCRIPT, SCHEDULE))
+    meant = closest(f"{head[1]}.", (TOPIC, THROTTLE, WEIGHT, SCRIPT, SCHEDULE, PUSH))
     return None if meant is None else f"{key}: foqs does not read this key: did you mean {meant}{key[head.end() :]}?"
 
 

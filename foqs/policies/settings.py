@@ -20,6 +20,7 @@ from foqs.errors import Conflict, FoqsError, Invalid
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.policies.dead_topics import DeadTopics, says_something
 from foqs.policies.entries import (
+    PUSH,
     SCHEDULE,
     SCRIPT,
     THROTTLE,
@@ -32,6 +33,7 @@ from foqs.policies.entries import (
     schedule_name_error,
     script_name_error,
 )
+from foqs.policies.push import parse_push, push_name_error
 from foqs.policies.schedules import check_schedule
 from foqs.policies.topic_policy import check_script, parse
 from foqs.settings_log import (
@@ -239,9 +241,14 @@ _CHECKS: Mapping[str, Callable[[str], object]] = {
     WEIGHT: parse_weight,
     SCRIPT: check_script,
     SCHEDULE: check_schedule,
+    PUSH: parse_push,
 }
 """The check of a value by the prefix of its key. It raises Invalid with every error."""
-_NAMES: Mapping[str, Callable[[str], str | None]] = {SCRIPT: script_name_error, SCHEDULE: schedule_name_error}
+_NAMES: Mapping[str, Callable[[str], str | None]] = {
+    SCRIPT: script_name_error,
+    SCHEDULE: schedule_name_error,
+    PUSH: push_name_error,
+}
 """The check of the rest of the key, where that may be no `prefix*`."""
 Change = Callable[[Settings], Settings]
 

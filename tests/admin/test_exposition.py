@@ -6,10 +6,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from foqs.admin.exposition import FAMILIES, render
-from foqs.cli import worker_metrics
+from foqs.cli import push_metrics, worker_metrics
 from foqs.counters import Histogram
 
-ALL = {**FAMILIES, **worker_metrics.FAMILIES}
+ALL = {**FAMILIES, **worker_metrics.FAMILIES, **push_metrics.FAMILIES}
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `((?:foqs|process|python)_\w+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
 

@@ -181,3 +181,10 @@ def test_tables_by_a_users_names_are_shown_as_json_too(write: Callable[[str], Pa
     file = write('[quotas.namespaces."a b"]\nstored_items = 7\n')
     shown = json.loads(config("show", "--json", "-c", file))["quotas"]["namespaces"]
     assert shown == {"value": {"a b": {"stored_items": 7}}, "source": str(file)}
+
+
+def test_files_by_a_users_names_are_shown(write: Callable[[str], Path]) -> None:
+    file = write('[push.secrets]\nshop = "shop.secret"\n')
+    paths = {"shop": str(file.parent / "shop.secret")}
+    assert json.loads(config("show", "--json", "-c", file))["push"]["secrets"] == {"value": paths, "source": str(file)}
+    assert tomllib.loads(config("show", "-c", file))["push"]["secrets"] == paths

@@ -153,6 +153,17 @@ def test_every_error_is_shown_with_the_input(client: Client, site: Site) -> None
     assert f'hx-get="{entry_path("topic.mail")}"' in words(found)
 
 
+def test_a_push_target_is_checked_and_stored(client: Client, site: Site) -> None:
+    key, value = "push.orders", {"topic": "orders", "url": "https://hooks.example.com/a?b=c"}
+    wrong = site.post(ENTRY, {"mark": "", "key": key, "value": indented(json.dumps(value | {"url": "https://u:p@h/"}))})
+    assert wrong.status == 400
+    assert re.search(r"<li>push\.orders: url: it has a user or a password", wrong.text)
+    assert site.post(ENTRY, {"mark": "", "key": key, "value": indented(json.dumps(value))}).status == 303
+    assert client.settings().entries == {key: json.dumps(value)}
+    assert "<h2>Push targets</h2>" in site.get("/settings").text
+    assert '"topic": "orders",\n' in words(site.get(entry_path(key)))
+
+
 def test_a_conflict_shows_the_stored_value_and_the_input(client: Client, site: Site) -> None:
     client.put_settings({"plans/acme": "gold"})
     form = form_of(site, "plans/acme")

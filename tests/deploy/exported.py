@@ -1,11 +1,11 @@
-"""Queries against what hosts and workers export, without one."""
+"""Queries against what hosts, workers and push processes export, without one."""
 
 from __future__ import annotations
 
 import re
 
 from foqs.admin.exposition import FAMILIES, render
-from foqs.cli import worker_metrics
+from foqs.cli import push_metrics, worker_metrics
 from tests.deploy.promql import TARGET_LABELS, grouped_by, selectors
 
 BY_PROMETHEUS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate"}}
@@ -15,7 +15,7 @@ BY_PROMETHEUS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate"
 def _exported() -> dict[str, set[str]]:
     """Labels of each series by its metric's name."""
     found: dict[str, set[str]] = dict(BY_PROMETHEUS)
-    families = {**FAMILIES, **worker_metrics.FAMILIES}
+    families = {**FAMILIES, **worker_metrics.FAMILIES, **push_metrics.FAMILIES}
     for name, kind in re.findall(r"^# TYPE (\S+) (\w+)", render({}, "", families)[0].decode(), re.MULTILINE):
         labels = set(families[name].labels) if name in families else set()
         if kind == "histogram":
@@ -29,7 +29,7 @@ EXPORTED = _exported()
 
 
 def unknown(query: str) -> list[str]:
-    """Metrics, and labels of them, that the query names and neither a host nor a worker exports."""
+    """Metrics, and labels of them, that the query names and no process of foqs exports."""
     asked = selectors(query)
     wrong = [one.metric for one in asked if one.metric not in EXPORTED]
     known = [one for one in asked if one.metric in EXPORTED]

@@ -1,4 +1,4 @@
-"""The unit: valid, confined, and with the time and the files that a host needs."""
+"""The units: valid, confined, and with the time and the files that a host or a push process needs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from tests.deploy.manifests import DEPLOY
 from tests.deploy.test_settings import parsed
 
 UNIT = DEPLOY / "systemd" / "foqs.service"
+PUSH = DEPLOY / "systemd" / "foqs-push.service"
 
 
-def said(key: str) -> list[str]:
+def said(key: str, unit: Path = UNIT) -> list[str]:
     """Every value of a key, in order."""
-    return [line.partition("=")[2] for line in UNIT.read_text().splitlines() if line.startswith(f"{key}=")]
+    return [line.partition("=")[2] for line in unit.read_text().splitlines() if line.startswith(f"{key}=")]
 
 
 @pytest.fixture
@@ -32,11 +33,11 @@ def analyze() -> str:
     return found
 
 
-@pytest.fixture
-def unit(tmp_path: Path) -> Path:
+@pytest.fixture(params=[UNIT, PUSH], ids=lambda unit: unit.stem)
+def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """With a program that is here: systemd looks whether it can be executed."""
-    path = tmp_path / UNIT.name
-    path.write_text(UNIT.read_text().replace("/opt/foqs/bin/foqs", sys.executable))
+    path: Path = tmp_path / request.param.name
+    path.write_text(request.param.read_text().replace("/opt/foqs/bin/foqs", sys.executable))
     return path
 
 
@@ -60,6 +61,14 @@ def test_it_runs_a_command_that_there_is() -> None:
     program, *args = line.split()
     command, params = parsed(args)
     assert (program, command, str(params["config"])) == ("/opt/foqs/bin/foqs", "serve", "/etc/foqs/foqs.toml")
+
+
+def test_the_unit_of_push_runs_a_command_that_there_is() -> None:
+    (line,) = said("ExecStart", PUSH)
+    program, *args = line.split()
+    command, params = parsed(args)
+    assert (program, command, str(params["config"])) == ("/opt/foqs/bin/foqs", "push run", "/etc/foqs/push.toml")
+    assert int(said("TimeoutStopSec", PUSH)[0]) >= params["grace_ms"] / 1000 + 5
 
 
 def test_a_host_has_the_time_that_it_may_take_to_stop() -> None:

@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from foqs.client import Reject, Retry
     from foqs.tasks import (
         App,
+        BatchEnd,
         Call,
+        Chain,
         Codec,
         EncryptedCodec,
         Handle,
+        ItemBatch,
         Job,
         JsonCodec,
         Middleware,
@@ -28,10 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "App",
+    "BatchEnd",
     "Call",
+    "Chain",
     "Codec",
     "EncryptedCodec",
     "Handle",
+    "ItemBatch",
     "Job",
     "JsonCodec",
     "Middleware",

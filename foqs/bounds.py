@@ -83,6 +83,7 @@ class Limits:
     checkpoint_bytes: int = 64 << 10
     result_wait_max_ms: int = 60_000
     result_waiters: int = 10_000  # callers that wait for results on a host
+    batch_keep_ms: int = DAY_MS  # how long a batch that has ended is known
     token_bytes: int = 4096
     context_bytes: int = 128
     worker_bytes: int = 128

@@ -242,7 +242,7 @@ class Counters:
     `forwarded` are requests to other hosts, `held` client requests that waited because a shard had no owner to ask.
     `quota_admitted` and `quota_refused` are items of namespaces that have a quota, on the host that their client asked.
     `tokens_lent` are tokens of throttle keys that this host granted as their coordinator. `schedules_fired` are times
-    of schedules with an item, `schedules_missed` those without.
+    of schedules with an item, `schedules_missed` those without. `batches_created`, `batches_ended`: batches of items.
     """
 
     namespaces: Namespaces = field(default_factory=Namespaces)
@@ -275,6 +275,8 @@ class Counters:
     tokens_lent: int = 0
     schedules_fired: int = 0
     schedules_missed: int = 0
+    batches_created: int = 0
+    batches_ended: int = 0
     clock_jumps: int = 0
 
     @property

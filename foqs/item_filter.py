@@ -19,6 +19,7 @@ class ItemFacts(NamedTuple):
     enqueued_at_ms: int
     headers: bytes | None
     order_key: bytes | None = None
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class ItemFilter:
 
     `min_priority` <= priority <= `max_priority`; `enqueued_from_ms` <= enqueued_at_ms < `enqueued_before_ms`.
     `headers`: the item has each of these pairs. `failure_contains`: the reason of a failed attempt has these bytes of
-    UTF-8. `order_key`: of the item. No database compares texts here: MySQL, MariaDB and SQLite differ in that."""
+    UTF-8. `order_key`, `batch`: of the item. No database compares texts here, as MySQL, MariaDB and SQLite differ."""
 
     min_priority: int | None = None
     max_priority: int | None = None
@@ -36,6 +37,7 @@ class ItemFilter:
     headers: Mapping[str, str] = field(default_factory=dict)
     failure_contains: bytes | None = None
     order_key: str | None = None
+    batch: int | None = None
 
     @property
     def priorities(self) -> tuple[int, int] | None:
@@ -49,10 +51,10 @@ class ItemFilter:
     def needs_facts(self) -> bool:
         """Return True if there are conditions on `ItemFacts`, besides the priority."""
         times = self.enqueued_before_ms is not None or self.enqueued_from_ms is not None
-        return bool(self.headers) or times or self.order_key is not None
+        return bool(self.headers) or times or self.order_key is not None or self.batch is not None
 
     def matches(
-        self, priority: int, enqueued_at_ms: int, headers: Mapping[str, str] | None, order_key: str = ""
+        self, priority: int, enqueued_at_ms: int, headers: Mapping[str, str] | None, order_key: str = "", batch: int = 0
     ) -> bool:
         """Return True if an item meets the conditions, but for `failure_contains`."""
         return (
@@ -61,13 +63,15 @@ class ItemFilter:
             and (self.enqueued_before_ms is None or enqueued_at_ms < self.enqueued_before_ms)
             and (self.enqueued_from_ms is None or enqueued_at_ms >= self.enqueued_from_ms)
             and (self.order_key is None or order_key == self.order_key)
+            and (self.batch is None or batch == self.batch)
             and (not self.headers or (headers is not None and self.headers.items() <= headers.items()))
         )
 
     def matches_facts(self, facts: ItemFacts) -> bool:
         """The same of an item's row."""
         pairs = json.loads(facts.headers) if self.headers and facts.headers is not None else None
-        return self.matches(facts.priority, facts.enqueued_at_ms, pairs, (facts.order_key or b"").decode())
+        key = (facts.order_key or b"").decode()
+        return self.matches(facts.priority, facts.enqueued_at_ms, pairs, key, facts.batch or 0)
 
     def matches_reasons(self, *reasons: bytes) -> bool:
         """Return True if one of the reasons meets `failure_contains`."""

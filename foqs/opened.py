@@ -61,7 +61,7 @@ class Opened:
     an owner found last that the database is an older copy, by the database's clock; 0: never. `tail`: the unindexed
     items, by id, of a full database: their rows found no room. `ordered` counts by lane the rows of `ordered`, and how
     many of these are IN_ORDER. `order_leases`: order, id and lane of the leased items among these.
-    `homes`: the rows of `order_home`.
+    `homes`: the rows of `order_home`. `batches`: there are rows of batches, or of counts of their members.
     """
 
     epoch: int
@@ -93,3 +93,4 @@ class Opened:
     ordered: dict[int, tuple[int, int]] = field(default_factory=dict)
     order_leases: Sequence[tuple[Order, int, int]] = ()
     homes: Sequence[OrderHome] = ()
+    batches: bool = False

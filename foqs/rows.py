@@ -14,6 +14,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from foqs.enums import NamedInt
+from foqs.item_batch import MemberRows
 from foqs.order import KeyHome, Order, OrderHome, OrderRow, Standing
 
 AT_LEAST_ONCE = 1
@@ -54,6 +55,7 @@ class NewItem:
     `unindexed`: it is stored without a row in `ready`.
     """
 
+    batch: int = 0
     checkpoint: bytes | None = None
     order_key: bytes | None = None
     order_at: bytes | None = None
@@ -91,11 +93,30 @@ class NewItem:
         self.unindexed = False
 
 
+_columns_of = attrgetter(
+    "payload", "metadata", "headers", "priority", "deliver_after_ms", "due_ms", "enqueued_at_ms", "expires_at_ms",
+    "lease_ms", "delivery",
+)  # fmt: skip
+
+
+class NewMember(NewItem):
+    """A new item of a `batch`."""
+
+    __slots__ = ("batch",)
+
+    @classmethod
+    def of(cls, item: NewItem, batch: int) -> NewMember:
+        """Return the item as a member of a batch."""
+        made = cls(*_columns_of(item))
+        made.batch = batch
+        return made
+
+
 class NewOrdered(NewItem):
     """A new item with an order `key`, in UTF-8; `digest` as in `Order`. It gets no row in `ready`, as the first item of
-    a key is ready without one. Its place is its id."""
+    a key is ready without one. Its place is its id. `batch` 0: of none."""
 
-    __slots__ = ("digest", "key")
+    __slots__ = ("batch", "digest", "key")
 
     digest: bytes
     key: bytes
@@ -103,11 +124,8 @@ class NewOrdered(NewItem):
     @classmethod
     def of(cls, item: NewItem, key: bytes, digest: bytes) -> NewOrdered:
         """Return the item with an order key."""
-        made = cls(
-            item.payload, item.metadata, item.headers, item.priority, item.deliver_after_ms, item.due_ms,
-            item.enqueued_at_ms, item.expires_at_ms, item.lease_ms, item.delivery,
-        )  # fmt: skip
-        made.key, made.digest = key, digest
+        made = cls(*_columns_of(item))
+        made.key, made.digest, made.batch = key, digest, item.batch
         return made
 
     @property
@@ -144,10 +162,8 @@ class SettingRow(NamedTuple):
 
 
 class ReadyRow(NamedTuple):
-    """`bytes` is the size of payload, metadata and headers. `lease` is the last lease's token, 0 if none can ack.
-
-    An expired lease can still be acked until the item is leased again, so the token stays with the row.
-    """
+    """`bytes` is the size of payload, metadata and headers. `lease` is the last lease's token, 0 if none can ack. An
+    expired lease can still be acked until the item is leased again, so the token stays with the row."""
 
     lane: int
     priority: int
@@ -159,10 +175,8 @@ class ReadyRow(NamedTuple):
 
 
 class TimerRow(NamedTuple):
-    """A delayed item (`lease` 0) or a leased one; `due_ms` is when it becomes ready or its lease ends.
-
-    `lease_ms` is how long the lease was given at first, 0 for a delayed item.
-    """
+    """A delayed item (`lease` 0) or a leased one; `due_ms` is when it becomes ready or its lease ends. `lease_ms`: how
+    long the lease was given at first, 0 for a delayed item."""
 
     due_ms: int
     id: int
@@ -220,6 +234,7 @@ class Body(NamedTuple):
     order_key: bytes | None = None
     order_at: bytes | None = None
     checkpoint: bytes | None = None
+    batch: int = 0
 
 
 _LAST_FAILURE = struct.Struct(">BiqqB")
@@ -512,6 +527,7 @@ class Batch:
     item_gone: list[int] = field(default_factory=list)
     lanes_gone: list[int] = _NO_ROWS
     keys: KeyRows | None = None
+    members: MemberRows | None = None
     slots: Holding | None = None  # None: as they are
     # Saved with the fence's own UPDATE.
     next_number: int = 1
@@ -531,18 +547,22 @@ class Batch:
                 setattr(self, name, [])
 
     def ids(self) -> list[int]:
-        """Return every item that the batch touches, each once, in a stable order."""
-        return list(dict.fromkeys(id_of(row) for name, id_of in _ID_OF.items() for row in getattr(self, name)))
+        """Return every item that the transaction touches, and every batch that it creates, in a stable order."""
+        touched = dict.fromkeys(id_of(row) for name, id_of in _ID_OF.items() for row in getattr(self, name))
+        return list(touched if self.members is None else self.members.units(touched))
 
     def only(self, ids: set[int], *, lanes: bool) -> Batch:
         """Return the part that touches `ids`, with or without the changes of lanes. What the fence saves stays whole,
         except `indexed_to`: the items of another part may stay unindexed."""
+        ids = ids if self.members is None else self.members.with_callbacks(ids)
         kept: dict[str, Any] = {
             name: [row for row in getattr(self, name) if id_of(row) in ids]
             for name, id_of in {**_ID_OF, "dedup_new": _row_id, "dedup_again": _row_id}.items()
         }
         if self.keys is not None:
             kept["keys"] = self.keys.only(ids)
+        if self.members is not None:
+            kept["members"] = self.members.only(ids)
         if not lanes:
             kept.update(lanes_new=[], weights=[], lanes_gone=[])
         return replace(self, indexed_to=self.indexed_from, **kept)

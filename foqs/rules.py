@@ -14,7 +14,7 @@ STORED_RULES_BYTES = 768
 MOST_RULES = 256
 """Distinct sets of rules that a topic may have on a shard at a time."""
 _MOST_KNOWN = 10_000
-_UNTIL = "dedup_until"
+_UNTIL, _MEMBERS = "dedup_until", "batch"
 
 
 class RetryRule(NamedTuple):
@@ -60,11 +60,13 @@ def pack_rules(rules: ItemRules | None) -> bytes:
     return b"" if rules is None else _text(as_json(rules)).encode()
 
 
-def pack_lane(rules: ItemRules | None, until: int) -> bytes:
-    """Return the rules of a lane as they are stored, with the end of its items' keys (`foqs.ids.Until`)."""
-    if not until:
+def pack_lane(rules: ItemRules | None, until: int, members: bool = False) -> bytes:
+    """Return the rules of a lane as they are stored, with the end of its items' keys (`foqs.ids.Until`), and if they
+    are members of batches."""
+    if not (until or members):
         return pack_rules(rules)
-    return _text({**({} if rules is None else as_json(rules)), _UNTIL: until}).encode()
+    more = {name: value for name, value in ((_UNTIL, until), (_MEMBERS, members)) if value}
+    return _text({**({} if rules is None else as_json(rules)), **more}).encode()
 
 
 def _text(fields: dict[str, Any]) -> str:
@@ -77,7 +79,8 @@ def unpack_rules(stored: bytes) -> ItemRules | None:
     if not stored:
         return None
     document = json.loads(stored)
-    document.pop(_UNTIL, None)
+    for name in (_UNTIL, _MEMBERS):
+        document.pop(name, None)
     if not document:
         return None
     retry = document.pop("retry", None)
@@ -88,3 +91,9 @@ def unpack_rules(stored: bytes) -> ItemRules | None:
 def unpack_until(stored: bytes) -> int:
     """Return the end of the keys of a lane's items."""
     return int(json.loads(stored).get(_UNTIL, 0)) if stored else 0
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def unpack_members(stored: bytes) -> bool:
+    """Return True if the items of a lane are members of batches."""
+    return bool(json.loads(stored).get(_MEMBERS)) if stored else False

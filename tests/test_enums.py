@@ -21,8 +21,8 @@ NUMBERED = [made for made in PUBLIC if issubclass(made, int)]
 
 def test_the_public_enums() -> None:
     assert {made.__name__ for made in PUBLIC} == {
-        "AckPolicy", "Code", "DedupUntil", "Delivery", "FailureCause", "ItemState", "LimitKind", "OnDuplicate",
-        "Reason", "RetryKind",
+        "AckPolicy", "BatchState", "Code", "DedupUntil", "Delivery", "FailureCause", "ItemState", "LimitKind",
+        "OnDuplicate", "Reason", "RetryKind",
     }  # fmt: skip
 
 

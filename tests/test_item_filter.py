@@ -16,6 +16,7 @@ NOW_MS = 1_700_000_000_000
 names = st.sampled_from(["a", "b", 'quo"te', "ключ", "\x01"])
 pairs = st.dictionaries(names, names, max_size=3)
 numbers = st.integers(-2, 2)
+batches = st.integers(1, 2)
 reasons = st.sampled_from(["", "SMTP 451", "smtp 451", "é 451", "451 é"])
 
 
@@ -31,14 +32,16 @@ def filters(draw: st.DrawFn) -> ItemFilter:
         enqueued_before_ms=None if before is None else NOW_MS + before,
         enqueued_after_ms=None if after is None else NOW_MS + after,
         failure_contains=draw(st.none() | st.sampled_from(["SMTP", "451", "é", "é 4"])),
+        batch=draw(st.none() | batches),
     )  # fmt: skip
 
 
-@given(filters(), numbers, numbers, pairs | st.none(), reasons | st.none(), reasons | st.none())
+@given(filters(), numbers, numbers, pairs | st.none(), reasons | st.none(), reasons | st.none(), st.none() | batches)
 def test_items_and_rows_meet_the_same_conditions(
-    wanted: ItemFilter, priority: int, at: int, headers: dict[str, str] | None, failed: str | None, last: str | None
-) -> None:
-    item = Item(1, priority=priority, enqueued_at_ms=NOW_MS + at, headers=headers)
+    wanted: ItemFilter, priority: int, at: int, headers: dict[str, str] | None, failed: str | None, last: str | None,
+    batch: int | None,
+) -> None:  # fmt: skip
+    item = Item(1, priority=priority, enqueued_at_ms=NOW_MS + at, headers=headers, batch=batch)
     item.failure = None if failed is None else Failure(reason=failed)
     item.last_failure = None if last is None else LastFailure(reason=last)
     bounds = [
@@ -48,6 +51,7 @@ def test_items_and_rows_meet_the_same_conditions(
         wanted.enqueued_before_ms is None or NOW_MS + at < wanted.enqueued_before_ms,
         wanted.enqueued_after_ms is None or NOW_MS + at >= wanted.enqueued_after_ms,
         all((headers or {}).get(key) == value for key, value in (wanted.headers or {}).items()),
+        wanted.batch is None or batch == wanted.batch,
     ]
     contains = wanted.failure_contains
     reason = contains is None or contains in (failed or "") or contains in (last or "")
@@ -57,7 +61,9 @@ def test_items_and_rows_meet_the_same_conditions(
         assert all(bounds) and reason
         return
     stored = None if headers is None else json.dumps(headers, ensure_ascii=False).encode()
-    assert conditions.matches_facts(ItemFacts(1, priority, NOW_MS + at, stored)) == all(bounds)
+    facts = ItemFacts(1, priority, NOW_MS + at, stored, batch=batch)
+    assert conditions.matches_facts(facts) == all(bounds)
+    assert conditions.needs_facts or wanted.batch is None
     assert conditions.matches_reasons(*[one.encode() for one in (failed, last) if one is not None]) == reason
     low, high = conditions.priorities or (priority, priority)
     assert (low <= priority <= high) == all(bounds[:3])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from foqs.item_batch import BatchPart, BatchRow, BatchState, Counts, Ends, HowEnded, MemberRows
 from foqs.order import OrderRow, Standing
 from foqs.rows import (
     Batch,
@@ -96,3 +97,23 @@ def test_a_part_has_the_keys_of_its_items() -> None:
     keys = KeyRows(b"", held, [1, 2], [2, 1], [1], of_none, of_none, of_none, cleared=[5])
     part = Batch(keys=keys).only({2}, lanes=False).keys
     assert part == KeyRows(b"", held[1:], [2], [2], [], of_none, of_none, of_none, cleared=[5])
+
+
+def test_a_part_has_the_members_of_its_items() -> None:
+    """What belongs to no item of the shard goes with each part. A batch ends with its first callback, and then it ends
+    as a member of another batch, too."""
+    rows = {batch: BatchRow(batch, b"ns", BatchState.OPEN, 0, 9) for batch in (1, 2)}
+    ends = [Ends(5, 3, 1, 1, 2), Ends(6, 3, 1, 0, 2), Ends(7, 3, 1, 0, 0)]
+    of_none = {
+        "sent": [(8, 1)], "left": [1], "forgotten": [1], "states": [(8, 1)], "removed": [1],
+        "parts": [BatchPart(8, 1, 1, 1, Counts())],
+    }  # fmt: skip
+    members = MemberRows(
+        new=[(1, 8), (2, 8)], ended={HowEnded.COMPLETED: [1, 2, 5, 6, 7], HowEnded.DROPPED: [1]}, failed=[1, 2, 6],
+        redriven=[2, 1], created=list(rows.values()), ends=ends, **of_none,
+    )  # fmt: skip
+    assert Batch(members=members).ids() == [1, 2]
+    assert Batch(members=members).only({2}, lanes=False).members == MemberRows(
+        new=[(2, 8)], ended={HowEnded.COMPLETED: [2, 6, 7], HowEnded.DROPPED: []}, failed=[2, 6], redriven=[2],
+        created=[rows[2]], ends=ends[1:], **of_none,
+    )  # fmt: skip

@@ -359,6 +359,12 @@ struct ItemSpec {
    * is not repeated after OUTCOME_UNKNOWN, as without a key. UNAVAILABLE while the shard of the key is down. Default: none.
    */
   19: optional string order_key,
+  /**
+   * The batch (CreateBatch) that the item becomes a member of. The item is stored after the home of the batch has committed it
+   * as a member. INVALID if the batch has ended or was cancelled, and if the namespace has no such batch; UNAVAILABLE while its
+   * home is down. Default: none.
+   */
+  20: optional i64 batch,
 }
 
 struct EnqueueRequest {
@@ -566,6 +572,8 @@ struct Item {
   27: optional LastFailure last_failure,
   /** As enqueued; unset without a key. A dead letter has it too: a redrive restores its place in the order. */
   28: optional string order_key,
+  /** As enqueued; unset without a batch. */
+  29: optional i64 batch,
 }
 
 struct DequeueResponse {
@@ -994,6 +1002,8 @@ struct ItemFilter {
   6: optional string failure_contains,
   /** The item has this order key. */
   7: optional string order_key,
+  /** The item is of this batch. */
+  8: optional i64 batch,
 }
 
 struct ListItemsRequest {
@@ -2336,6 +2346,169 @@ struct RedriveItemsResponse {
   10: optional list<RedrivenItem> items,
 }
 
+// ---------------------------------------------------------------------------------------------- Batches
+
+enum BatchState {
+  UNSPECIFIED = 0,
+  /** It does not end before CloseBatch. */
+  OPEN = 1,
+  /** It ends with its last member. */
+  CLOSED = 2,
+  /** It has ended: each member was acked. */
+  SUCCEEDED = 3,
+  /** It has ended, and some members were not acked. */
+  ENDED = 4,
+  /** Its ttl_ms ended it. Members may live, and end later. */
+  EXPIRED = 5,
+  /** CancelBatch; it has ended when ended_at_ms is set. Until then, consumers have members. */
+  CANCELLED = 6,
+}
+
+/**
+ * Items that end together. A member is an item with ItemSpec.batch, or a batch with `parent`. When each member is acked,
+ * on_success is enqueued. When each member has ended in any way, on_end is enqueued, with these headers in addition to its
+ * own: `foqs-batch` (the id), `foqs-batch-state` (a BatchState), `foqs-batch-counts` (JSON, as BatchCounts) and
+ * `foqs-batch-failed` (the first 100 ids of members that failed, with commas between them). on_success has the first one.
+ * A batch ends only after CloseBatch, after ttl_ms, or after CancelBatch. Each callback is stored exactly once, in the
+ * transaction that ends the batch, and is delivered as any item is. Members may be added until the batch ends; a member that
+ * adds members does so before it ends. A member counts as failed when it is a dead letter; a redrive before the end of the
+ * batch makes it live again, and a redrive after it changes nothing.
+ */
+struct CreateBatchRequest {
+  1: string ns,
+  /**
+   * Checked as by Enqueue, with the present policy of its topic. INVALID with dedup_key, order_key, batch, deliver_after_ms or
+   * expires_at_ms: delay_ms and ttl_ms count from the end of the batch. Scripts, quotas and limits of the topic's items do
+   * not hold it up.
+   */
+  2: optional ItemSpec on_success,
+  /** As on_success; with at most 1,800 bytes of headers. */
+  3: optional ItemSpec on_end,
+  /** Duration from now on, 1 s to 366 days; then the batch ends as EXPIRED. Default: 7 days. */
+  4: optional i64 ttl_ms,
+  /** A batch of the namespace that this one becomes a member of, as an item does. */
+  5: optional i64 parent,
+  15: optional RequestContext context,
+}
+
+struct CreateBatchResponse {
+  1: i64 id,
+}
+
+/** The batch gets no further members except from members, and may end. Closing it again changes nothing. */
+struct CloseBatchRequest {
+  1: string ns,
+  2: i64 id,
+  15: optional RequestContext context,
+}
+
+struct CloseBatchResponse {
+}
+
+/**
+ * Closes the batch, refuses new members, and removes the members that no consumer has (as cancelled). The batch ends when the
+ * other ones have ended; a batch that is a member is cancelled, too. A batch that has ended stays as it is.
+ */
+struct CancelBatchRequest {
+  1: string ns,
+  2: i64 id,
+  15: optional RequestContext context,
+}
+
+struct CancelBatchResponse {
+}
+
+/** How the members of a batch have ended. */
+struct BatchCounts {
+  /** All members, as far as the home of the batch knows. */
+  1: i64 members,
+  2: i64 completed,
+  3: i64 failed,
+  /** The TTL of the item ended. */
+  4: i64 expired,
+  5: i64 deleted,
+  6: i64 cancelled,
+  /** By the script of the topic. */
+  7: i64 dropped,
+  /** Of at-most-once items. */
+  8: i64 lease_ended,
+}
+
+struct GetBatchRequest {
+  1: string ns,
+  2: i64 id,
+  15: optional RequestContext context,
+}
+
+/** NOT_FOUND: the namespace has no such batch, or it ended more than limits.batch_keep_ms ago. */
+struct GetBatchResponse {
+  1: i64 id,
+  2: BatchState state,
+  3: i64 created_at_ms,
+  /** When its ttl_ms ends. */
+  4: i64 expires_at_ms,
+  5: optional i64 ended_at_ms,
+  6: optional i64 parent,
+  /** They follow the members with a delay of about 0.3 s. */
+  7: BatchCounts counts,
+  /** The first 100 members that failed. */
+  8: list<i64> failed_ids,
+  /** The items that were stored at its end. */
+  9: optional i64 success_id,
+  10: optional i64 end_id,
+}
+
+/** Between hosts: what a shard says of its members of a batch. */
+struct MemberReport {
+  1: i64 batch,
+  2: i32 shard,
+  /** Of the shard's owner. */
+  3: i64 epoch,
+  /** Grows with each report of this owner. */
+  4: i64 serial,
+  /** `members` includes the items that the shard stores when the home has committed the report. */
+  5: BatchCounts counts,
+  6: list<i64> failed_ids,
+  /** Set if items wait for the answer: INVALID if the batch takes no members of this namespace. */
+  7: optional string ns,
+}
+
+/** Between hosts: reports to the homes of batches. */
+struct ReportMembersRequest {
+  /** The shard that is the home of the batches. */
+  1: i32 shard,
+  /** 1 to 1,000. */
+  2: list<MemberReport> reports,
+  15: optional RequestContext context,
+}
+
+struct ReportMembersResponse {
+  /** One for each report; without a code: committed. */
+  1: list<ItemError> outcomes,
+}
+
+struct MemberQuestion {
+  1: i64 batch,
+  /** Remove the members that no consumer has. */
+  2: optional bool cancel,
+  /** The batch is removed: forget its members. */
+  3: optional bool forget,
+}
+
+/** Between hosts: asks a shard for reports. */
+struct AskMembersRequest {
+  1: i32 shard,
+  /** 1 to 1,000. */
+  2: list<MemberQuestion> questions,
+  15: optional RequestContext context,
+}
+
+/** The reports follow as ReportMembers. */
+struct AskMembersResponse {
+  /** Batches of `forget` that the shard has no member of. */
+  1: list<i64> forgotten,
+}
+
 service Foqs {
   EnqueueResponse Enqueue(1: EnqueueRequest request) throws (1: RequestError error),
   DequeueResponse Dequeue(1: DequeueRequest request) throws (1: RequestError error),
@@ -2379,4 +2552,10 @@ service Foqs {
   GetStatusResponse GetStatus(1: GetStatusRequest request) throws (1: RequestError error),
   ListConsumersResponse ListConsumers(1: ListConsumersRequest request) throws (1: RequestError error),
   GetRatesResponse GetRates(1: GetRatesRequest request) throws (1: RequestError error),
+  CreateBatchResponse CreateBatch(1: CreateBatchRequest request) throws (1: RequestError error),
+  CloseBatchResponse CloseBatch(1: CloseBatchRequest request) throws (1: RequestError error),
+  CancelBatchResponse CancelBatch(1: CancelBatchRequest request) throws (1: RequestError error),
+  GetBatchResponse GetBatch(1: GetBatchRequest request) throws (1: RequestError error),
+  ReportMembersResponse ReportMembers(1: ReportMembersRequest request) throws (1: RequestError error),
+  AskMembersResponse AskMembers(1: AskMembersRequest request) throws (1: RequestError error),
 }

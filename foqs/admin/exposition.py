@@ -66,6 +66,7 @@ _ITEMS = (
     _counter("items_changed", "Items whose priority or time was changed.", "namespace", of="namespace.changed"),
     _counter("items_due", "Delayed items that became ready.", of="due"),
     _counter("items_duplicate", "Enqueued items whose dedup_key was stored before.", of="duplicates"),
+    _counter("item_batches", "Batches of items, by event: created, ended.", "event"),
     _counter("schedule_times", "Times of schedules, by outcome: fired, missed.", "outcome"),
     _counter("quota_items", "Items of namespaces with a quota, by outcome: admitted, refused.", "outcome"),
     _counter("items_refused", "Items answered with an error, by code.", "code"),

@@ -182,6 +182,8 @@ def _process(add: Add, view: View) -> None:
 def _items(add: Add, counters: Counters) -> None:
     add("quota_items_total", counters.quota_admitted, "admitted")
     add("quota_items_total", counters.quota_refused, "refused")
+    add("item_batches_total", counters.batches_created, "created")
+    add("item_batches_total", counters.batches_ended, "ended")
     add("schedule_times_total", counters.schedules_fired, "fired")
     add("schedule_times_total", counters.schedules_missed, "missed")
     for outcome in ("opened", "released", "lost", "not_opened"):

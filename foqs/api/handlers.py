@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from foqs.api.ack_dequeue import AckDequeue
 from foqs.api.admin_methods import ChangeMethods, HookMethods, LeaseMethods, SettingsMethods
+from foqs.api.batches import Batches
 from foqs.api.dead_letters import DeadLetters
 from foqs.api.host import Host
 from foqs.api.item_life import ItemLife
@@ -60,6 +61,7 @@ class Handlers:
             schedules,
             self.status,
             Results(host),
+            Batches(host),
             unique,
             Explain(host, lending.coordinator),
             DeadLetters(host, lending.quotas.admit),

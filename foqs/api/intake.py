@@ -10,6 +10,7 @@ from typing import Any
 
 from foqs.api.validation import (
     all_headers,
+    batch_id,
     blob,
     due_of,
     fairness_key,
@@ -25,14 +26,24 @@ from foqs.api.validation import (
 from foqs.bounds import NAME_BYTES, Limits, Quota
 from foqs.buffers.pending_dedup import Keyed
 from foqs.errors import FoqsError, Invalid
-from foqs.fairness.keys import ORDERED, LaneKey, TopicKey, lane_key, rules_of, tenancy_of, topic_key, until_of
+from foqs.fairness.keys import (
+    ORDERED,
+    LaneKey,
+    TopicKey,
+    has_members,
+    lane_key,
+    rules_of,
+    tenancy_of,
+    topic_key,
+    until_of,
+)
 from foqs.ids import Dedup, OnDuplicate, content_of, dedups_of, digest_of, order_digest
 from foqs.policies import item_rules
 from foqs.policies.entries import all_good_names
 from foqs.policies.layers import BUILT_IN_POLICIES, NamespacePolicies
 from foqs.policies.remedy import closed
 from foqs.policies.topic_policy import TopicPolicy
-from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem, NewOrdered
+from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem, NewMember, NewOrdered
 from foqs.travel import bare
 from foqs.wire.usual_requests import SpecColumns
 
@@ -62,7 +73,7 @@ class Intake:
 
     __slots__ = (
         "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_plain_topics", "_policies", "_tenants", "bounded",
-        "errors", "hooked", "indices", "items", "keyed", "keys", "plain", "ruled", "sizes", "weighed",
+        "errors", "hooked", "indices", "items", "keyed", "keys", "members", "plain", "ruled", "sizes", "weighed",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +92,7 @@ class Intake:
         self._now_ms = now_ms
         self._policies = policies
         self.ruled = False  # some item has rules
+        self.members = False  # some item belongs to a batch
         self.plain = True  # no item has an error, a hook, a bound, a deduplication key or an order key
         self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
         self.hooked: list[str] = []  # topics with a hook of enqueues
@@ -144,6 +156,8 @@ class Intake:
                 payloads, metadata or repeat(None, count), packed or repeat(None, count), priorities, strict=True
             )
         ]
+        if first.batch is not None:
+            items = [NewMember.of(item, first.batch) for item in items]
         lanes = [lane] * count if tenants is None else self._lanes(first, tenants)
         if dedup_keys is not None:
             dedups = dedups_of(self._ns, first.topic, dedup_keys, payloads)
@@ -208,6 +222,8 @@ class Intake:
                 key = self._tenant(index, key, spec)
             if spec.rules is not None or spec.dedup_until:
                 key = self._ruled(key, spec)
+            if has_members(lane):
+                key = self._joined(key)
             return self._ordered(key) if spec.order_key else key
         except FoqsError as error:
             self.errors[index] = bare(error)
@@ -251,9 +267,7 @@ class Intake:
         delivery = spec.delivery
         if delivery not in (AT_LEAST_ONCE, AT_MOST_ONCE):
             raise Invalid("delivery is neither AT_LEAST_ONCE nor AT_MOST_ONCE")
-        due_ms = 0
-        if spec.deliver_after_ms is not None or spec.delay_ms is not None:
-            due_ms = due_of(spec, limits, now_ms)
+        due_ms = 0 if spec.deliver_after_ms is spec.delay_ms is None else due_of(spec, limits, now_ms)
         lease_ms = expires_at_ms = 0
         if spec.lease_ms is not None:
             lease_ms = within(spec.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
@@ -267,6 +281,8 @@ class Intake:
         item = NewItem(
             payload, metadata, packed, spec.priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery
         )
+        if spec.batch is not None:
+            item, key = self._member(spec.batch, item, key)
         if spec.dedup_key is not None or spec.order_key:
             self._take_keyed(index, spec, item, key, size)
             return
@@ -274,6 +290,12 @@ class Intake:
         self.keys.append(key)
         self.indices.append(index)
         self.sizes.append(size)
+
+    def _member(self, batch: int, item: NewItem, lane: LaneKey) -> tuple[NewItem, LaneKey]:
+        """Return an item of a batch, and its lane. Raises Invalid."""
+        made = NewMember.of(item, batch_id(batch, "batch"))
+        self.members = True
+        return made, self._joined(lane)
 
     def _take_keyed(self, index: int, spec: Any, item: NewItem, lane: LaneKey, size: int) -> None:
         """Take an item with a deduplication key or an order key. Raises Invalid."""
@@ -319,14 +341,20 @@ class Intake:
 
     def _ordered(self, lane: LaneKey) -> LaneKey:
         """Return the lane of items with order keys that are otherwise like the items of `lane`."""
-        key = lane_key(topic_key(lane), *tenancy_of(lane), rules_of(lane), ORDERED)
+        key = lane_key(topic_key(lane), *tenancy_of(lane), rules_of(lane), ORDERED, has_members(lane))
+        return self._tenants.setdefault(key, key)
+
+    def _joined(self, lane: LaneKey) -> LaneKey:
+        """Return the lane of members of batches that are otherwise like the items of `lane`."""
+        key = lane_key(topic_key(lane), *tenancy_of(lane), rules_of(lane), until_of(lane), members=True)
         return self._tenants.setdefault(key, key)
 
     def _lanes(self, spec: Any, tenants: Sequence[str]) -> list[LaneKey]:
         """Return the lanes of items that differ from `spec` in their fairness keys only."""
         topic, (_, throttles, _) = topic_key(self._keys[spec.topic]), tenancy(spec, self._limits)
         rules, _ = item_rules.of_spec(spec)
-        lanes = {fairness: lane_key(topic, fairness, throttles, rules) for fairness in set(tenants)}
+        joined = spec.batch is not None
+        lanes = {fairness: lane_key(topic, fairness, throttles, rules, members=joined) for fairness in set(tenants)}
         return [lanes[fairness] for fairness in tenants]
 
     def _lane(self, plain: LaneKey, fairness: str, throttles: tuple[str, ...]) -> LaneKey:

@@ -115,7 +115,7 @@ class ItemLife:
             weights = taken.weights if taken.weighed else None
             self._engine.enqueue(
                 waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, weights,
-                ruled=taken.ruled,
+                ruled=taken.ruled, members=taken.members,
             )  # fmt: skip
         elif taken.hooked and not self._forwarder.was_charged(request):
             self._run_hooks(waiting, taken, request, now_ms, now_ms + timeout_ms)
@@ -188,7 +188,7 @@ class ItemLife:
         weights = taken.weights if taken.weighed else None
         engine.enqueue(
             waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, weights,
-            ruled=taken.ruled,
+            ruled=taken.ruled, members=taken.members,
         )  # fmt: skip
 
     def dequeue(self, call: Call) -> None:

@@ -481,5 +481,6 @@ def _search(request: Any, limits: Limits, now_ms: int, timeout_ms: int) -> Searc
         given.headers or {},
         None if contains is None else part_of_reason(contains, "failure_contains"),
         None if given.order_key is None else validation.new_name(given.order_key, "order_key", NAME_BYTES),
+        None if given.batch is None else validation.batch_id(given.batch, "batch"),
     )  # fmt: skip
     return Search(wanted, most_rows, now_ms + min(SEARCH_MS, timeout_ms // 2))

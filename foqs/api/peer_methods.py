@@ -9,7 +9,9 @@ from foqs.api import responses, validation
 from foqs.api.host import Host
 from foqs.api.validation import fairness_key
 from foqs.bounds import LIMITS, THROTTLE, Bounded
+from foqs.buffers import item_batches
 from foqs.buffers.pending_dedup import Give, GivenPage
+from foqs.engine import batch_homes, batch_members
 from foqs.engine.ready_lanes import most_urgent
 from foqs.errors import FoqsError, Invalid, NotServed, Unavailable
 from foqs.fairness.balance import MOST_TENANTS
@@ -19,6 +21,7 @@ from foqs.ids import DIGEST_BYTES, FOREVER_MS, HASH_SLOTS, hash_slot_bounds
 from foqs.limits.bucket import QUOTA_TOKENS, THROTTLE_TOKENS, Ask, Grant
 from foqs.limits.lease_slots import LEASE_SLOTS, SlotAsk
 from foqs.peers import hash_slots
+from foqs.peers.batch_messages import report_of
 from foqs.peers.coordinator import Question, coordinator_hash_slot
 from foqs.peers.key_changes import key_of
 from foqs.peers.lending import Lending
@@ -46,6 +49,8 @@ class PeerMethods:
         return {
             "GiveSlot": self.give_slot,
             "ChangeKeys": self.change_keys,
+            "ReportMembers": self.report_members,
+            "AskMembers": self.ask_members,
             "TakeTokens": self.take_tokens,
             "Lend": self.lend,
             "CountItems": self.count_items,
@@ -93,6 +98,34 @@ class PeerMethods:
             call.reply(idl.ChangeKeysResponse(made))
 
         self._host.forwarder.key_changes.here(request.shard, list(map(key_of, keys)), told)
+
+    def report_members(self, call: Call) -> None:
+        """Raises Invalid."""
+        request = call.request
+        reports = validation.counted(request.reports, "reports", _MOST_ASKS)
+        fields = ("batch", "shard", "epoch", "serial", "counts")
+        if request.shard is None or any(getattr(one, name) is None for one in reports for name in fields):
+            raise Invalid(f"shard is missing, or one of {', '.join(fields)} of a report")
+
+        def told(outcomes: list[FoqsError | None]) -> None:
+            counters = self._host.engine.state.counters
+            errors = [idl.ItemError() if one is None else responses.refusal(call, one, counters) for one in outcomes]
+            call.reply(idl.ReportMembersResponse(errors))
+
+        batch_homes.take(self._host.engine.state, request.shard, list(map(report_of, reports)), told)
+
+    def ask_members(self, call: Call) -> None:
+        """Raises Invalid and NotServed."""
+        request = call.request
+        questions = validation.counted(request.questions, "questions", _MOST_ASKS)
+        if request.shard is None or any(one.batch is None for one in questions):
+            raise Invalid("shard is missing, or the batch of a question")
+        asked = [item_batches.Question(one.batch, bool(one.cancel), bool(one.forget)) for one in questions]
+
+        def answer(forgotten: list[int]) -> None:
+            call.reply(idl.AskMembersResponse(forgotten))
+
+        batch_members.ask(self._host.engine.state, request.shard, asked, answer)
 
     def take_tokens(self, call: Call) -> None:
         request = call.request

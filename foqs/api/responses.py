@@ -52,12 +52,13 @@ _outcome = Struct(">3sqB").pack
 _head = Struct(">3sq3sq3si").pack
 _middle = Struct(">3si3sI").pack
 _tail = Struct(">3si3sq3sq3sq").pack
-_ttl_end = Struct(">3sq").pack
+_i64 = Struct(">3sq").pack
 _read_json = json.JSONDecoder().raw_decode
 _LEASE, _ATTEMPT, _NS, _TOPIC = field_head(I64, 2), field_head(I32, 3), field_head(STRING, 4), field_head(STRING, 5)
 _PRIORITY, _PAYLOAD, _DELIVERY = field_head(I32, 6), field_head(STRING, 7), field_head(I32, 10)
 _FAIRNESS, _THROTTLES = field_head(STRING, 17), field_head(LIST, 18) + bytes((STRING,))
 _CHECKPOINT, _RULES, _ORDER_KEY = field_head(STRING, 23), field_head(STRUCT, 26), field_head(STRING, 28)
+_BATCH = field_head(I64, 29)
 _DELIVER_AFTER, _ENQUEUED_AT, _EXPIRES_AT = field_head(I64, 11), field_head(I64, 12), field_head(I64, 13)
 _METADATA, _HEADERS, _TTL_END = field_head(STRING, 8), field_head(MAP, 9) + bytes((STRING, STRING)), field_head(I64, 14)
 
@@ -135,7 +136,7 @@ def dequeue_response(items: Sequence[Item]) -> bytes:
                 headers, pairs = body.headers, _headers(body.headers)
             extras += pairs
         if body.expires_at_ms:
-            expiry = _ttl_end(_TTL_END, body.expires_at_ms)
+            expiry = _i64(_TTL_END, body.expires_at_ms)
         if item.lane is not lane:
             lane = item.lane
             names = _names(*lane.topic.key)
@@ -145,6 +146,8 @@ def dequeue_response(items: Sequence[Item]) -> bytes:
             last = _lane_fields(lane.key, _CHECKPOINT + _count(len(body.checkpoint)) + body.checkpoint)
         if body.order_key is not None:
             last = b"".join((last[: -len(_STOP)], _ORDER_KEY, _count(len(body.order_key)), body.order_key, _STOP))
+        if body.batch:
+            last = last[: -len(_STOP)] + _i64(_BATCH, body.batch) + _STOP
         parts += (
             _head(_ID_FIELD, item.id, _LEASE, item.lease, _ATTEMPT, item.attempt),
             names,
@@ -387,4 +390,6 @@ def _with_body(lane: LaneKey, body: Body | NewItem) -> Any:
         made.expires_at_ms = body.expires_at_ms
     if body.order_key is not None:
         made.order_key = body.order_key.decode()
+    if body.batch:
+        made.batch = body.batch
     return made

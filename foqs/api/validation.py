@@ -277,6 +277,13 @@ def order_key(given: object) -> str:
     return key
 
 
+def batch_id(given: int, what: str) -> int:
+    """Check the id of a batch."""
+    if given <= 0:
+        raise Invalid(f"{what} is {given}: give the id of a batch")
+    return given
+
+
 def refuse(what: str, error: str | None) -> None:
     """Raise Invalid if a check of a value found an error."""
     if error is not None:

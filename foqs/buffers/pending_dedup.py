@@ -192,7 +192,7 @@ _ANSWERED = _Answered()
 class KeyedRequest:
     """The request of a chunk with keys. Other requests may wait for the same items.
 
-    `sent`: a transaction with the items was built. `done`: the items were withdrawn or refused before that. Items that
+    `sent`: a transaction with the items was built. `done`: all items were withdrawn or refused before that. Items that
     stay after their request timed out do no harm: a repetition gets the same ids.
     """
 
@@ -209,11 +209,17 @@ class KeyedRequest:
 
         Return the indices of the request's items that were dropped, and of the items that repeat a key.
         """
-        waits = [wait for keyed in self._entries for wait in keyed.waits or ()]
+        left = self._left()
+        waits = [wait for at in left for wait in self._entries[at].waits or ()]
         if self.done or self.sent or any(call is not self._call for call, _ in waits):
             return ()
         self.done = True
-        return [keyed.at for keyed in self._end(range(len(self._entries)))] + [other.at for _, other in waits]
+        return [keyed.at for keyed in self._end(left)] + [other.at for _, other in waits]
+
+    def _left(self) -> list[int]:
+        """Return the places of the items that have no outcome."""
+        pending = self._keys.pending
+        return [at for at, keyed in enumerate(self._entries) if pending.get(keyed.dedup.digest) is keyed]
 
     def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None:
         entries = self._end(indices)
@@ -235,8 +241,8 @@ class KeyedRequest:
     def refused(self, indices: Sequence[int], error: FoqsError) -> None:
         if self.done:
             return
-        self.done = not self.sent
         entries = self._end(indices)
+        self.done = not (self.sent or self._left())
         self._call.settled([keyed.at for keyed in entries], [error] * len(entries))
         for keyed in entries:
             for call, other in keyed.waits or ():

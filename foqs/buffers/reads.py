@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from foqs.buffers.checkpoint import Checkpoint, Range
 from foqs.errors import FoqsError
+from foqs.item_batch import BatchPart, BatchRow, ShardCounts
 from foqs.item_filter import ItemFacts, ItemFilter
 from foqs.order import InOrder, OrderHome
 from foqs.policies.failures import FailureFilter, is_newer, unpack_failure
@@ -103,6 +104,28 @@ class StoreReads(Protocol):
     def dead_orders(self, after_id: int, limit: int) -> list[tuple[int, bytes | None]]:
         """Return the next `limit` dead letters behind `after_id`, by id: the id, and `Order.pack`; None without an
         order key."""
+
+    def member_counts(self, batches: list[int]) -> list[ShardCounts]:
+        """Return the counts of those `batches` that the shard has members of, in any order."""
+
+    def unsent_counts(self, after: int, limit: int) -> list[ShardCounts]:
+        """Return the first `limit` counts that have changed since they were noted as sent, of batches behind `after`,
+        by batch."""
+
+    def members_of(self, batch: int, after: tuple[bool, int], limit: int) -> list[tuple[bool, int]]:
+        """Return the next `limit` members of `batch` behind `after`: has it failed, and its id; in this order."""
+
+    def batch_rows(self, batches: list[int]) -> list[BatchRow]:
+        """Return those `batches` whose home this shard is, in any order."""
+
+    def live_batches(self, after: int, limit: int) -> list[BatchRow]:
+        """Return the first `limit` batches behind `after` that have not ended, by id, without their callbacks."""
+
+    def batch_parts(self, batches: list[int]) -> list[BatchPart]:
+        """Return the last reports of shards on those `batches`, in any order."""
+
+    def ended_batches(self, before_ms: int, limit: int) -> list[int]:
+        """Return the first `limit` batches that ended before that time, by the time of their end."""
 
     def confirm(self) -> object:
         """Read that the owner that asks has the shard. Raises Fenced."""

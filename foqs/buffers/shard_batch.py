@@ -6,17 +6,20 @@ batches, so no read is staler than the writes before it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from foqs.buffers.item_batches import Creation, Reported, Turn
 from foqs.buffers.pending_dedup import Copy, Freed, ShardGone
 from foqs.buffers.reads import Read
 from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey
 from foqs.ids import Dedup
 from foqs.item import Change, Item, Place, To, body_bytes
+from foqs.item_batch import BatchEnd
 from foqs.order import KeyHome
 from foqs.prefetch.lane import Lane
 from foqs.rows import (
@@ -62,7 +65,9 @@ class Chunk:
     A chunk with `dedup`, its items' deduplication keys, may be stored only by the shard that has their slots.
     `weights`: by lane, the weight that its items bring; None if no item has one. `ruled`: some items have rules.
     `ordered`: its items have order keys. Only the shard that has the slots of these keys may store them,
-    or that has items of these keys. `homes`: the shards that had the items of some of its keys, by digest."""
+    or that has items of these keys. `homes`: the shards that had the items of some of its keys, by digest.
+    `members`: some of its items belong to batches, whose homes know of them if it has `joined` its shard.
+    `end`: its items are the callbacks of a batch that ends with it; only the home of the batch may store it."""
 
     request: TakesIds
     indices: Sequence[int]
@@ -74,13 +79,20 @@ class Chunk:
     ruled: bool = False
     ordered: bool = False
     homes: Mapping[bytes, KeyHome] | None = None
+    members: bool = False
+    joined: object = None  # `Members` of the shard
+    end: BatchEnd | None = None
     in_flight: bool = False  # part of a transaction whose outcome is not known yet
     delays: bool = False  # some of its items are delayed; known when it is in flight
 
     @property
     def bound(self) -> bool:
         """Return True if only one shard may store it: its keys are there."""
-        return self.dedup is not None or self.ordered
+        return self.dedup is not None or self.ordered or self.end is not None
+
+    def batches(self) -> Counter[int]:
+        """Return by batch how many members it has."""
+        return Counter(item.batch for item in self.items if item.batch)
 
     def by_lane(self) -> Mapping[LaneKey, list[NewItem]]:
         """Return the items of each lane, in their order."""
@@ -98,7 +110,8 @@ class Chunk:
         items, keys = [self.items[i] for i in at], [self.keys[i] for i in at]
         part = Chunk(self.request, [self.indices[i] for i in at], items, keys, self.size_bytes, dedup, self.weights)
         part.in_flight, part.delays, part.ruled = self.in_flight, self.delays, self.ruled
-        part.ordered, part.homes = self.ordered, self.homes
+        part.ordered, part.homes, part.end = self.ordered, self.homes, self.end
+        part.members, part.joined = self.members, self.joined
         return part
 
     def keep(self, at: Sequence[int]) -> None:
@@ -264,6 +277,9 @@ class ShardBatch:
     removals_only: bool = False  # the database is full
     reads: Sequence[Read] = ()
     copies: Sequence[Copy | Freed | ShardGone] = ()
+    creations: Sequence[Creation] = ()
+    reported: Sequence[Reported] = ()
+    turns: Sequence[Turn] = ()
     confirm: bool = False
     rows: int = 0
     taken_rows: int = 0  # items of all chunks that were taken out of the queue for it

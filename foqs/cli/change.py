@@ -12,8 +12,9 @@ import typer
 from foqs.bounds import MOST_LISTED
 from foqs.checks import I64_MAX, LONGEST_MS, check_text, counted
 from foqs.checks import printable as name
+from foqs.cli.conditions import State, TenantOption, state_of
 from foqs.cli.connection import BATCH_ITEMS, Connection, Count, entries_of_lines, say_unknown, settle
-from foqs.cli.look import State, TenantOption, of_tenant, state_of
+from foqs.cli.look import of_tenant
 from foqs.cli.main import JsonOption, command
 from foqs.cli.operators import YesOption, confirm_by_name
 from foqs.cli.pipe import say_why_empty

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
-from enum import Enum
+from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foqs.bounds import LIMITS, MOST_LISTED
-from foqs.checks import I32_MAX, I64_MAX, counted, per_second
+from foqs.checks import counted, per_second
 from foqs.checks import printable as name
+from foqs.cli.conditions import Conditions, State, TenantOption, state_of
 from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.main import JsonOption, command
 from foqs.cli.terminal import (
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         Failure,
         Item,
         ItemFilter,
-        ItemState,
         LastFailure,
     )
 
@@ -58,119 +57,7 @@ _ENDED = {
 }
 """How attempts end, by the name of the cause; any other failed."""
 
-TenantOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tenant",
-        "--fairness-key",
-        help="Only items that were enqueued with this fairness key; '' for items without one.",
-    ),
-]
-
-_FILTER = "Filter"
 app = typer.Typer()
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """The options that select items of a topic, besides their state and their tenant."""
-
-    header: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", rich_help_panel=_FILTER, help="Items with this header; repeatable."),
-    ] = None
-    priority_is: Annotated[
-        int | None,
-        typer.Option(min=-I32_MAX - 1, max=I32_MAX, rich_help_panel=_FILTER, help="Items that have this priority now."),
-    ] = None
-    min_priority: Annotated[
-        int | None,
-        typer.Option(min=-I32_MAX - 1, max=I32_MAX, rich_help_panel=_FILTER, help="Items of this priority or above."),
-    ] = None
-    max_priority: Annotated[
-        int | None,
-        typer.Option(min=-I32_MAX - 1, max=I32_MAX, rich_help_panel=_FILTER, help="Items of this priority or below."),
-    ] = None
-    older_than_ms: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=I64_MAX >> 1,
-            rich_help_panel=_FILTER,
-            help="Items that were enqueued more than this many milliseconds ago; 0: all.",
-        ),
-    ] = None
-    newer_than_ms: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=I64_MAX >> 1,
-            rich_help_panel=_FILTER,
-            help="Items that were enqueued at most this many milliseconds ago.",
-        ),
-    ] = None
-    order_key: Annotated[
-        str | None, typer.Option(rich_help_panel=_FILTER, help="Items that were enqueued with this order key.")
-    ] = None
-    reason_contains: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            rich_help_panel=_FILTER,
-            help="Items that failed, and whose last reason contains this text, in the same case.",
-        ),
-    ] = None
-
-    @property
-    def given(self) -> list[str]:
-        """The names of the options that are given."""
-        return [f"--{one.name.replace('_', '-')}" for one in fields(self) if getattr(self, one.name) is not None]
-
-    def for_client(self, client: Client, state: ItemState | None, tenant: str | None) -> ItemFilter:
-        """Return the filter; ages count from the server's time. Raises Invalid."""
-        from foqs.client import ItemFilter
-
-        now_ms = 0
-        if self.older_than_ms is not None or self.newer_than_ms is not None:
-            now_ms = client.server_info().now_ms
-        return ItemFilter(
-            state, tenant, self._headers(), self.priority_is,
-            enqueued_before_ms=None if self.older_than_ms is None else max(1, now_ms - self.older_than_ms),
-            enqueued_after_ms=None if self.newer_than_ms is None else max(0, now_ms - self.newer_than_ms),
-            min_priority=self.min_priority, max_priority=self.max_priority, failure_contains=self.reason_contains,
-            order_key=self.order_key,
-        )  # fmt: skip
-
-    def _headers(self) -> dict[str, str] | None:
-        pairs: dict[str, str] = {}
-        for text in self.header or ():
-            key, found, value = text.partition("=")
-            if not found:
-                fail(f"--header {text}: this is not KEY=VALUE", 2)
-            pairs[key] = value
-        return pairs or None
-
-
-class State(Enum):
-    """The states of an item, as options name them."""
-
-    READY = "ready"
-    DELAYED = "delayed"
-    LEASED = "leased"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    BEHIND = "behind"
-
-    @property
-    def number(self) -> ItemState:
-        from foqs.client import ItemState
-
-        return ItemState[self.name]
-
-
-def state_of(item: Item) -> str:
-    """Return the name of the state of a listed item."""
-    return next((state.value for state in State if state.number == item.state), "-")
 
 
 @command(app, "foqs topics --all", "foqs topics --all-namespaces")
@@ -351,8 +238,8 @@ def of_tenant(tenant: str | None) -> str:
 
 
 def items_table(items: list[Item], now_ms: int) -> Table:
-    """Return a row for each item. Failures, fairness keys, order keys and throttle keys have a column each if an item
-    has one. `now_ms` is the server's time."""
+    """Return a row for each item. Failures, batches, fairness keys, order keys and throttle keys have a column each if
+    an item has one. `now_ms` is the server's time."""
 
     def due(item: Item) -> str | None:
         due_ms = {"delayed": item.deliver_after_ms, "leased": item.lease_expires_at_ms}.get(state_of(item))
@@ -370,6 +257,7 @@ def items_table(items: list[Item], now_ms: int) -> Table:
     further: list[Column[Item]] = [
         Column("fairness key", lambda item: name(_keys_of(item).fairness_key) or None, "folded"),
         Column("order key", lambda item: name(item.order_key) or None, "folded"),
+        Column("batch", lambda item: str(item.batch) if item.batch else None, "number"),
         Column("throttle keys", lambda item: " ".join(map(name, _keys_of(item).throttle_keys)) or None, "folded"),
         Column("failure", _failure, "folded"),
     ]

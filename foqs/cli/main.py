@@ -97,6 +97,7 @@ VERBS = {
     "console": Verb("console", OPERATE, "Serve the web console: pages for operators."),
     "doctor": Verb("setup", OPERATE, "Find faults of a setup, and name their remedies."),
     "dead": Verb("dead", QUEUE, "Look at dead letters, return them to their topics, and delete them."),
+    "batch": Verb("batch", QUEUE, "Create, close, cancel and show batches, which enqueue an item when they end."),
     "spark": Verb("spark", QUEUE, "Report on, export, enqueue and move many items with Spark."),
     "version": Verb("setup", OPERATE, "Print the version of foqs, as `foqs --version` does."),
     "config": Verb("setup", OPERATE, "Print, validate and explain the configuration."),

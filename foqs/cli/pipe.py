@@ -15,6 +15,7 @@ import typer
 from foqs.bounds import MOST_WEIGHT
 from foqs.checks import I32_MAX, I64_MAX, LONGEST_MS, counted, part_of
 from foqs.checks import printable as name
+from foqs.cli.conditions import batch_id
 from foqs.cli.connection import (
     BATCH_ITEMS,
     Connection,
@@ -92,6 +93,9 @@ def enqueue(
         str | None,
         typer.Option(help="Items that name no order key have this one: they are delivered one after the other."),
     ] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="ID", help="Items that name no batch become members of this one.")
+    ] = None,
     throttle_key: Annotated[
         list[str] | None,
         typer.Option(help="Items that name no throttle keys have this one. Repeat the option for several keys."),
@@ -131,11 +135,12 @@ def enqueue(
     A JSON line holds `payload` (text) or `payload_base64`. It may hold topic, priority, delay_ms, deliver_after_ms,
     lease_ms, ttl_ms, expires_at_ms, metadata or metadata_base64, headers, dedup_key, fairness_key, order_key,
     throttle_keys (a list), weight, rules, delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE"), dedup_until ("WINDOW",
-    "STARTED" or "DONE"), and on_duplicate ("KEEP" or "REPLACE").
+    "STARTED" or "DONE"), on_duplicate ("KEEP" or "REPLACE"), and batch.
 
     With --copy the command reads the lines that `foqs dequeue` and `foqs items` write. A copy is a new item: it has
     the payload, headers, metadata, priority, delivery, fairness key, order key, throttle keys, rules, time and end of
-    the TTL. A time that has passed means now, and a copy whose TTL is over is removed at once.
+    the TTL. A time that has passed means now, and a copy whose TTL is over is removed at once. It is a member of
+    --batch alone.
 
     For each item the command writes one JSON line: the id, or the error with the number of the line.
     """
@@ -154,6 +159,7 @@ def enqueue(
         "delay_ms": delay_ms,
         "fairness_key": fairness_key,
         "order_key": order_key,
+        "batch": None if batch is None else batch_id(batch),
         "throttle_keys": throttle_key,
         "weight": weight,
         "rules": None if rules is None else _rules(rules),

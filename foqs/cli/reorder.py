@@ -12,8 +12,9 @@ from foqs.bounds import MOST_PACE, YEAR_MS
 from foqs.checks import I32_MAX, I64_MAX, counted
 from foqs.checks import printable as name
 from foqs.cli.change import by_id
+from foqs.cli.conditions import Conditions
 from foqs.cli.connection import Connection, say_unknown
-from foqs.cli.look import Conditions, of_tenant
+from foqs.cli.look import of_tenant
 from foqs.cli.main import command
 from foqs.cli.operators import YesOption, confirm_by_name
 from foqs.cli.terminal import counting, duration, fail, partly

@@ -219,6 +219,9 @@ def remove(
     items: Annotated[
         int, typer.Option(min=0, help="The shard holds exactly this many items; the command checks the number.")
     ] = 0,
+    batches: Annotated[
+        int, typer.Option(min=0, help="Exactly this many batches have their home in the shard, and have not ended.")
+    ] = 0,
     uncounted: Annotated[
         bool, typer.Option("--uncounted", help="The command does not count the items, because the database is gone.")
     ] = False,
@@ -226,30 +229,35 @@ def remove(
 ) -> None:
     """Remove a disabled shard from the cluster.
 
-    Its items stay in the database, and no host serves them. If the shard holds items, --items must give their number.
+    Its items stay in the database, and no host serves them. If the shard holds items, --items must give their number,
+    and --batches that of the batches which have their home there and have not ended.
     """
 
     def first() -> None:
         if not uncounted:
-            _refuse_items(cluster.placed(cluster.look().shards[shard].url), shard, items)
+            _refuse_items(cluster.placed(cluster.look().shards[shard].url), shard, items, batches)
         confirm(f"Remove shard {shard}?", yes=yes)
 
     perform(cluster, lambda facts: operate.remove_shard(facts, shard), first=first)
 
 
-def _refuse_items(url: str, shard: int, expected: int) -> None:
-    """Raise Invalid unless the shard's database holds exactly `expected` items."""
+def _refuse_items(url: str, shard: int, expected: int, batches: int) -> None:
+    """Raise Invalid unless the shard's database holds exactly `expected` items, and `batches` that have not ended."""
     from foqs.store.maintenance import count_items
 
     try:
-        found, kept = count_items(url, shard)
+        found, kept, live = count_items(url, shard)
     except StoreError as error:
         raise Invalid(
             f"the items of shard {shard} cannot be counted: {error}. Try again when its database answers, or give "
             "--uncounted to give up the items"
         ) from None
-    if found == expected:
+    if found == expected and live == batches:
         return
+    if found == expected:
+        homes = f"shard {shard} is the home of {live:,} batch{' that has' if live == 1 else 'es that have'} not ended"
+        mend = f"cancel them (foqs batch cancel), or give --batches {live} to lose their callbacks"
+        raise Invalid(f"{homes}: {mend}")
     ended = f" ({kept:,} of them ended, and their topics keep them for a time)" if kept else ""
     holds = f"shard {shard} holds {counted(found, 'item')}{ended}"
     if expected:

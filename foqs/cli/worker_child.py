@@ -27,8 +27,9 @@ from foqs.client.ending import end_process_after_main
 from foqs.errors import FoqsError
 from foqs.tasks import App
 from foqs.tasks.meter import Meter
+from foqs.tasks.options import DEFAULT_TOPIC
 from foqs.tasks.runner import post, run_loop
-from foqs.tasks.task import DEFAULT_TOPIC, Task
+from foqs.tasks.task import Task
 
 TICK_S = 0.1
 REPORT_S = 1.0

@@ -15,6 +15,7 @@ from foqs.client._sync.client import Client
 from foqs.client._sync.job import Job
 from foqs.client._sync.producer import Producer
 from foqs.client._sync.worker import Worker
+from foqs.client.batches import Batch, BatchCounts
 from foqs.client.call import ClientClosed, Taken
 from foqs.client.ending import WorkerHung
 from foqs.client.handlers import AckPolicy, Reject, Retry
@@ -103,6 +104,7 @@ from foqs.figures import (
     WorkerStats,
 )
 from foqs.ids import OnDuplicate
+from foqs.item_batch import BatchState
 from foqs.rows import FailureCause
 from foqs.second_answer import Duplicate, Replaced
 from foqs.settings_log import SettingsStamp, SettingsVersion, ValueDigest
@@ -123,6 +125,9 @@ __all__ = [
     "AsyncProducer",
     "AsyncWorker",
     "Backoff",
+    "Batch",
+    "BatchCounts",
+    "BatchState",
     "ChangedItems",
     "Client",
     "ClientClosed",

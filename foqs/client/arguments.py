@@ -419,6 +419,7 @@ def check_item(spec: ItemSpec) -> None:
     check_int("dedup_until", spec.dedup_until, DedupUntil.WINDOW, DedupUntil.DONE, none=True)
     check_int("on_duplicate", spec.on_duplicate, OnDuplicate.KEEP, OnDuplicate.REPLACE, none=True)
     check_text("order_key", spec.order_key, none=True, empty=True)
+    check_int("batch", spec.batch, 1, I64_MAX, none=True)
     if spec.order_key and spec.dedup_key is not None:
         raise Invalid("both dedup_key and order_key are given: each of them decides the shard of the item")
     if spec.dedup_key is None:
@@ -473,6 +474,7 @@ def faults_of(specs: Sequence[ItemSpec]) -> dict[int, Invalid]:
                 and spec.dedup_until is None
                 and spec.on_duplicate is None
                 and spec.order_key is None
+                and spec.batch is None
             ):
                 continue
             check_item(spec)

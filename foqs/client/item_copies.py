@@ -37,7 +37,10 @@ _SHOWN = 40
 """Characters of a value in an error."""
 _BINARY = {"payload", "metadata"}
 _KNOWN = (
-    _PLAIN | {"delivery", "rules", "dedup_until", "on_duplicate"} | _BINARY | {f"{name}_base64" for name in _BINARY}
+    _PLAIN
+    | {"delivery", "rules", "dedup_until", "on_duplicate", "batch"}
+    | _BINARY
+    | {f"{name}_base64" for name in _BINARY}
 )
 TRIES = 3
 """Attempts for a batch, each with the client's own time-out; only requests that may be repeated are repeated."""
@@ -53,13 +56,13 @@ def copy_of_line(
 ) -> ItemSpec:
     """Return a copy of the item in a line that `item_json` made: in `topic`, or in the item's own topic.
 
-    It keeps the item's times: the server's clock decides whether one has passed. `defaults` are for missing keys; a
-    delay is also for an item whose time has passed by `now_ms`, the server's clock. Raises Invalid.
+    It keeps the item's times: the server's clock decides whether one has passed. It is of no batch. `defaults` are for
+    missing keys; a delay is also for an item whose time has passed by `now_ms`, the server's clock. Raises Invalid.
     """
     given = _object(line)
     if "id" not in given:
         raise Invalid("no item that foqs wrote: id is missing")
-    kept = {name: value for name, value in given.items() if name in _KNOWN}
+    kept = {name: value for name, value in given.items() if name in _KNOWN and name != "batch"}
     due_ms = _integer(given, "deliver_after_ms")
     if due_ms is not None and defaults.get("delay_ms") is not None and due_ms <= now_ms():
         del kept["deliver_after_ms"]
@@ -91,6 +94,8 @@ def _spec(given: dict[str, Any], topic: str, defaults: ItemOptions) -> ItemSpec:
         fields["dedup_until"] = _member("dedup_until", DedupUntil, given["dedup_until"])
     if given.get("on_duplicate") is not None:
         fields["on_duplicate"] = _member("on_duplicate", OnDuplicate, given["on_duplicate"])
+    if given.get("batch") is not None:
+        fields["batch"] = parse_id(given["batch"], "the id of a batch")
     if given.get("rules") is not None:
         fields["rules"] = rules_of_json(given["rules"])
     return ItemSpec(**fields)
@@ -108,6 +113,7 @@ def spec_json(spec: ItemSpec) -> dict[str, Any]:
         "dedup_until": _name(DedupUntil, spec.dedup_until),
         "on_duplicate": _name(OnDuplicate, spec.on_duplicate),
         "rules": None if spec.rules is None else rules_json(spec.rules),
+        "batch": None if spec.batch is None else str(spec.batch),
     }
     return {name: field for name, field in value.items() if field is not None}
 
@@ -155,6 +161,7 @@ def item_json(item: Item) -> dict[str, Any]:
         "headers": item.headers,
         **_tenancy(item),
         "order_key": item.order_key or None,
+        "batch": str(item.batch) if item.batch else None,
         "delivery": _name(Delivery, item.delivery),
         "deliver_after_ms": item.deliver_after_ms,
         "enqueued_at_ms": item.enqueued_at_ms,

@@ -83,6 +83,7 @@ class ItemOptions(TypedDict, total=False):
                       are not compared
     order_key         the items of a topic with one key are delivered in order, each when the item before it has ended
                       (docs/ordered.md). Not together with a dedup_key; "": none
+    batch             the id of the batch that the item is a member of (`create_batch`; docs/batches.md)
     """
 
     priority: int
@@ -102,6 +103,7 @@ class ItemOptions(TypedDict, total=False):
     dedup_until: DedupUntil | None
     on_duplicate: OnDuplicate | None
     order_key: str | None
+    batch: int | None
 
 
 @dataclass(slots=True)
@@ -136,6 +138,7 @@ class ItemSpec(Value):
     dedup_until: DedupUntil | None = None
     on_duplicate: OnDuplicate | None = None
     order_key: str | None = None
+    batch: int | None = None
 
     def __post_init__(self) -> None:
         """Raises Invalid: one text would be sent as a key for each of its characters. The other fields are checked when
@@ -268,8 +271,9 @@ class Item(Value):
     bound after a host crashed. `*_at_ms` and `deliver_after_ms` are Unix epoch milliseconds of the server's
     clock. `state` is set by `get_item` and `list_items` only, and so are `ended_at_ms`, of a COMPLETED or FAILED item,
     and `failure`, of a FAILED item or a dead letter. `result` is set by `get_item` only, `ledger` by a dequeue that
-    asks for it. `order_key` is "" where the item has none. `fairness_key` is "" and `throttle_keys` () there too,
-    and in a dead-letter topic: its failure has them. There `rules` are set by `get_item` and `list_items` only.
+    asks for it. `order_key` is "" where the item has none, and `batch` None. `fairness_key` is "" and `throttle_keys`
+    () there too, and in a dead-letter topic: its failure has them. There `rules` are set by `get_item` and `list_items`
+    only.
     `checkpoint` is the last one that a consumer of the item gave; `progress` and `log` are set by `get_item` and
     `list_items` only, and so is `last_failure`: its last attempt that failed since the enqueue or the last redrive,
     None where `failure` is newer.
@@ -313,6 +317,7 @@ class Item(Value):
     rules: ItemRules | None = None
     last_failure: LastFailure | None = None
     order_key: str = ""
+    batch: int | None = None
 
     @property
     def throttle_keys(self) -> tuple[str, ...]:

@@ -213,6 +213,7 @@ _NS, _TOPIC, _PAYLOAD = field_head(STRING, 1), field_head(STRING, 1), field_head
 _METADATA, _HEADERS = field_head(STRING, 3), field_head(MAP, 4) + bytes((STRING, STRING))
 _PRIORITY, _DELIVERY, _DEDUP = field_head(I32, 5), field_head(I32, 10), field_head(STRING, 11)
 _FAIRNESS, _WEIGHT, _ORDER_KEY = field_head(STRING, 12), field_head(I32, 14), field_head(STRING, 19)
+_BATCH = field_head(I64, 20)
 _THROTTLES = field_head(LIST, 13) + bytes((STRING,))
 _ID, _LEASE = field_head(I64, 1), field_head(I64, 2)
 _ITEMS, _ACKS = field_head(LIST, 2) + _ONE, field_head(LIST, 1) + _ONE
@@ -367,14 +368,20 @@ def _tenancy_bytes(
     throttle_keys: Sequence[str] | None = None,
     weight: int | None = None,
     order_key: str | None = None,
+    batch: int | None = None,
 ) -> bytes:
     """Return what follows the delivery of an item, up to its end. Raises an error of `_MISFITS`: other options too."""
     if isinstance(throttle_keys, str):
         raise TypeError("one text is no sequence of keys")
     if weight is not None and type(weight) is not int:
         raise TypeError("a bool, or a number with a fraction, is no weight")
+    if batch is not None and (type(batch) is not int or batch <= 0):
+        raise TypeError("it is no id of a batch")
     made = _behind_delivery(fairness_key, None if throttle_keys is None else tuple(throttle_keys), weight)
-    return made if order_key is None else b"".join((made[: -len(_STOP)], _text(_ORDER_KEY, order_key), _STOP))
+    if order_key is None and batch is None:
+        return made
+    order = b"" if order_key is None else _text(_ORDER_KEY, order_key)
+    return b"".join((made[: -len(_STOP)], order, b"" if batch is None else _i64(_BATCH, batch), _STOP))
 
 
 @lru_cache(_NAMES_KEPT)
@@ -448,6 +455,10 @@ ACK_AND_DEQUEUE = RemoteMethod("AckAndDequeue", Item, usual=ack_and_dequeue_resp
 DELETE = RemoteMethod("DeleteItems")
 CHANGE = RemoteMethod("ChangeItems")
 CANCEL = RemoteMethod("CancelItem")
+CREATE_BATCH = RemoteMethod("CreateBatch")
+CLOSE_BATCH = RemoteMethod("CloseBatch")
+CANCEL_BATCH = RemoteMethod("CancelBatch")
+GET_BATCH = RemoteMethod("GetBatch")
 RELEASE_LEASES = RemoteMethod("ReleaseLeases")
 TOPICS = RemoteMethod("GetActiveTopics")
 TOPIC_STATS = RemoteMethod("GetTopicStats")

@@ -471,7 +471,7 @@ class ItemFilter:
     `state`: None: any. `fairness_key`: "": without one. `headers`: the item has each of these pairs. `priority`:
     exactly this one; or bounds on it, both included. `enqueued_before_ms` (excluded) and `enqueued_after_ms` (included)
     are Unix epoch milliseconds. `failure_contains`: the reason in the item's `failure` or `last_failure` contains this
-    text, in the same case. `order_key`: the item has this one.
+    text, in the same case. `order_key`, `batch`: the item has this one.
 
     >>> ItemFilter(fairness_key="acme", headers={"kind": "export"}, max_priority=0).max_priority
     0
@@ -487,6 +487,7 @@ class ItemFilter:
     max_priority: int | None = None
     failure_contains: str | None = None
     order_key: str | None = None
+    batch: int | None = None
 
     def __post_init__(self) -> None:
         """Raises Invalid for a value of the wrong type, or out of range, and for bounds that no item meets."""
@@ -504,6 +505,7 @@ class ItemFilter:
         check_time_ms("enqueued_after_ms", self.enqueued_after_ms, none=True)
         check_text("failure_contains", self.failure_contains, most_bytes=REASON_BYTES, none=True)
         check_text("order_key", self.order_key, none=True)
+        check_int("batch", self.batch, 1, I64_MAX, none=True)
         least, most = self.min_priority, self.max_priority
         if self.priority is not None and (least is not None or most is not None):
             raise Invalid("priority excludes min_priority and max_priority: give one value, or bounds")
@@ -520,8 +522,9 @@ class ItemFilter:
             least = most = self.priority
         contains = None if self.failure_contains is None else self.failure_contains.encode()
         made = item_filter.ItemFilter(
-            least, most, self.enqueued_before_ms, self.enqueued_after_ms, self.headers or {}, contains, self.order_key
-        )
+            least, most, self.enqueued_before_ms, self.enqueued_after_ms, self.headers or {}, contains, self.order_key,
+            self.batch,
+        )  # fmt: skip
         return None if made == item_filter.ItemFilter() else made
 
     def matches(self, item: Item) -> bool:
@@ -532,7 +535,7 @@ class ItemFilter:
         if wanted is None:
             return True
         reasons = [failed.reason.encode() for failed in (item.failure, item.last_failure) if failed is not None]
-        own = wanted.matches(item.priority, item.enqueued_at_ms, item.headers, item.order_key)
+        own = wanted.matches(item.priority, item.enqueued_at_ms, item.headers, item.order_key, item.batch or 0)
         return own and wanted.matches_reasons(*reasons)
 
 

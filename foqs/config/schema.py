@@ -132,6 +132,8 @@ class LimitsSection(Section):
     """Longest wait for the end of an item; 0: all are answered at once."""
     result_waiters: Live[int] = Field(default=LIMITS.result_waiters, ge=0, le=1_000_000)
     """Callers that may wait for results on the host at a time; 0: none may wait."""
+    batch_keep_ms: Live[int] = Field(default=LIMITS.batch_keep_ms, ge=0, le=30 * bounds.DAY_MS)
+    """Time for which GetBatch knows a batch that has ended. 0: not at all."""
 
     @model_validator(mode="after")
     def _ordered(self) -> LimitsSection:
@@ -186,6 +188,8 @@ class HostSection(Section):
     """Most lanes in a shard: topics, and in a topic its fairness keys and sets of throttle keys."""
     order_keys: Live[int] = Field(default=100_000, ge=1, le=MOST)
     """Most order keys whose items are in a shard at a time."""
+    batches: Live[int] = Field(default=100_000, ge=0, le=MOST)
+    """Most batches of a shard that have not ended; further ones get OVERLOADED. 0: none can be created."""
     lane_idle_ms: Live[int] = Field(default=600_000, ge=0, le=LONGEST_MS)
     """The host removes the row of a lane empty for this long, or at once if a shard nears `lanes`. 0: at once."""
     clock_jump_ms: int = Field(default=500, ge=10, le=LONGEST_MS)

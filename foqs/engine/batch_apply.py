@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
 from foqs.counters import Namespace, TopicCounters
-from foqs.engine import dedup, kept_items
+from foqs.engine import batch_homes, batch_members, dedup, kept_items
 from foqs.engine.batch_build import needs_room
 from foqs.engine.enqueue import again_ms, is_full
 from foqs.engine.shard import Shard
@@ -101,6 +101,8 @@ def _known_before_the_break(shard: Shard, batch: ShardBatch, result: BatchResult
     part = ShardBatch(transaction=batch.transaction, keeps=batch.keeps)
     part.changes = [change for change in batch.changes if change.item.id in known]
     part.indexed = [item for item in batch.indexed if item.id in known]
+    part.creations = [made for made in batch.creations if made.id in known]
+    batch.creations = [made for made in batch.creations if made.id not in known]
     part.removals = [row for row in batch.removals if row.id in known]
     batch.removals = [row for row in batch.removals if row.id not in known]
     batch.indexed = [item for item in batch.indexed if item.id not in known]
@@ -148,6 +150,11 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
     transaction = batch.transaction
     if transaction is not None and (transaction.slots or transaction.dedup_gone or transaction.keys):
         dedup.transaction_applied(shard, transaction, now_ms, committed=result.saved)
+    if transaction is not None and transaction.members is not None:
+        batch_homes.created(shard, batch, result, now_ms)
+        if result.outcome is not Outcome.UNKNOWN:  # as it is of a part that is known
+            batch_members.applied(shard, transaction, now_ms, committed=result.saved)
+            batch_homes.applied(shard, batch, now_ms, saved=result.saved)
     for lane in left:  # a new lane may have no item, and a lane that was not removed is still empty
         if not lane.total:
             memory.idle_lane(lane, now_ms)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice, takewhile
 
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.pending_progress import WRITE_DELAY_MS
 from foqs.buffers.shard_batch import Chunk, ShardBatch, emit
 from foqs.buffers.tail import MAX_BYTES
-from foqs.engine import batch_reads, dedup, item_ops, kept_items, ordered, unique
+from foqs.engine import (
+    batch_homes,
+    batch_members,
+    batch_reads,
+    dedup,
+    home_reads,
+    idle_lanes,
+    item_ops,
+    kept_items,
+    ordered,
+    unique,
+)
 from foqs.engine.shard import Shard
-from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_queue import ShardQueue
 from foqs.fairness.keys import pack_throttles, rules_of, tenancy_of
 from foqs.item import Cause, Change, Item, Phase, Place, To, WrongStep, body_bytes
@@ -22,16 +31,11 @@ from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 _CLOSED, _SERVING, _DRAINING = BreakerState.CLOSED, ShardState.SERVING, ShardState.DRAINING
 _GONE = To.GONE
-_IDLE_LANES = 100
-"""Rows of empty lanes that a transaction removes; or twice the number of rows that it adds. With fewer, the lanes of
-tenants that come once would fill the shard up to its bound."""
 _TAIL_SPAN = 2
 """The tail reaches back over this many times `tail_items` ids at most."""
 _TAIL_SHARE = 0.5
 """With more of the byte budget in use, new items get their rows at once: windows may soon have to give back memory."""
-_LANES_SHARE = 0.9
 _ROW_BYTES = 4_096  # the most metadata that a changed row brings
-"""Of the most lanes. With more, empty lanes are removed at once, so that new topics find room."""
 
 
 def build(shard: Shard, now_ms: int) -> ShardBatch | None:
@@ -44,7 +48,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     if owner.lost or queue.unsettled is not None or owner.breaker.state is not _CLOSED:
         return _trial(shard, now_ms)
     asked = queue.chunks or queue.changes or owner.state is _DRAINING
-    if not asked and next_ms(shard, now_ms) > now_ms and not idle_is_over(shard, now_ms):
+    if not asked and next_ms(shard, now_ms) > now_ms and not idle_lanes.is_due(shard, now_ms):
         return None
     batch, tail, keys, held, kept = ShardBatch(), memory.tail, queue.keys, queue.held, queue.kept
     transaction = Batch(next_number=queue.next_number)
@@ -63,7 +67,8 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     more = due or behind or queue.lists or batch.lanes_gone or memory.idle_lanes or owner.state is _DRAINING
     moved = False
     waits = keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives or keys.marks  # `keys_wait`
-    if more or queue.index_rows or waits or keys.redrives or held.claims or held.freed:
+    batches = queue.batching and queue.batches_ms <= now_ms
+    if more or queue.index_rows or waits or keys.redrives or held.claims or held.freed or batches:
         moved = _take_rest(shard, batch, transaction, behind=behind, now_ms=now_ms)
     if batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or batch.removals or moved:
         if transaction.filled:
@@ -77,6 +82,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
         or (owner.confirm_wanted or owner.clock_wanted)
         or (queue.timers.due_ms <= now_ms or queue.ttls.due_ms <= now_ms or queue.keys.scan.due_ms <= now_ms)
         or (kept.scan.due_ms <= now_ms or kept.oldest_wanted or held.due_ms <= now_ms or memory.orders.due)
+        or batches
     ):
         _add_reads(shard, batch, now_ms)
     if batch.transaction is None and not (batch.reads or batch.confirm):
@@ -94,8 +100,9 @@ def _trial(shard: Shard, now_ms: int) -> ShardBatch | None:
     return queue.send(ShardBatch(reconnect=reconnect, confirm=not reconnect), now_ms - owner.late_ms, now_ms)
 
 
-def next_ms(shard: Shard, now_ms: int) -> int:
-    """Return when the shard has work though no event arrives; a time in the past means now."""
+def next_ms(shard: Shard, now_ms: int, *, looks: bool = True) -> int:
+    """Return when the shard has work though no event arrives; a time in the past means now. Without `looks`, homes of
+    batches look for lost reports at no time of their own."""
     owner, queue = shard.owner, shard.queue
     if queue.in_flight is not None:
         hangs_ms = queue.in_flight.begun_ms + owner.hang_ms + 1
@@ -115,12 +122,15 @@ def next_ms(shard: Shard, now_ms: int) -> int:
     if (waits or keys.redrives or held.claims or held.freed) and dedup.due(queue):
         return owner.retry_at_ms(now_ms)
     asked = queue.pages_wanted or queue.bodies_wanted or owner.confirm_wanted or owner.clock_wanted
-    many = shard.memory.idle_lanes and len(shard.memory.lanes) > _LANES_SHARE * shard.config.lanes
+    asked = asked or (queue.batching and queue.batches_ms <= now_ms)
+    many = shard.memory.idle_lanes and idle_lanes.are_many(shard)
     if many or ((asked or queue.kept.oldest_wanted or shard.memory.orders.due) and owner.state is _SERVING):
         return owner.retry_at_ms(now_ms)
     at_ms = NEVER_MS
     if owner.state is _SERVING and not owner.held:
         at_ms = min(queue.timers.due_ms, queue.ttls.due_ms, keys.scan.due_ms, queue.kept.scan.due_ms, held.due_ms)
+        if queue.batching:
+            at_ms = min(at_ms, queue.batches_ms if looks else min(queue.members.next_ms, queue.homes.ends_ms))
     oldest = queue.oldest_unwritten_ms() if queue.unwritten else None
     if oldest is not None:
         at_ms = min(at_ms, oldest + shard.config.lease_write_delay_ms // 2)
@@ -172,12 +182,17 @@ def _take_rest(shard: Shard, batch: ShardBatch, transaction: Batch, *, behind: b
         _index_tail(shard, batch, transaction)
     if memory.ordering and queue.lists and queue.lists[0].state == "ready":
         ordered.index_turns(shard, batch, transaction)
-    if batch.lanes_gone or (memory.idle_lanes and idle_is_over(shard, now_ms)):
-        _take_idle_lanes(shard, batch, transaction, now_ms)
+    if batch.lanes_gone or (memory.idle_lanes and idle_lanes.is_due(shard, now_ms)):
+        idle_lanes.take(shard, batch, transaction, now_ms)
+    moved = False
     if queue.keys_wait:
         moved = dedup.fill_transaction(shard, batch, transaction)
-        return unique.fill_transaction(shard, batch, transaction, now_ms) or moved
-    return False
+        moved = unique.fill_transaction(shard, batch, transaction, now_ms) or moved
+    if queue.batching and queue.batches_ms <= now_ms:
+        batch_homes.turn(shard, now_ms)
+        moved = batch_homes.fill(shard, batch, transaction, now_ms) or moved
+        moved = batch_members.fill(shard, transaction) or moved
+    return moved
 
 
 def _note_rows(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
@@ -225,7 +240,7 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         batch.taken_rows += count
         if chunk.request.done:
             continue  # it timed out before it was sent
-        full = len(memory.lanes) + count > shard.config.lanes and not _make_room(memory, chunk, batch)
+        full = len(memory.lanes) + count > shard.config.lanes and not idle_lanes.make_room(memory, chunk, batch)
         if full or (chunk.ruled and not memory.takes_rules(chunk.keys)):
             queue.returned.append(chunk)
             continue
@@ -263,7 +278,13 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             if item.due_ms or item.expires_at_ms:
                 _note_times(queue, chunk, item)
         transaction.inserts += chunk.items
-        if chunk.dedup is not None or chunk.weights is not None or chunk.ordered:
+        if (
+            chunk.dedup is not None
+            or chunk.weights is not None
+            or chunk.ordered
+            or chunk.members
+            or chunk.end is not None
+        ):
             _take_extras(shard, chunk, batch, transaction, now_ms)
     transaction.next_number = number
     if not tail.count:
@@ -300,7 +321,7 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
         ns, topic = lane.topic.key
         fairness, throttles = tenancy_of(lane.key)
         packed = pack_throttles(throttles) if throttles else b""
-        rules = pack_lane(rules_of(lane.key), lane.until)
+        rules = pack_lane(rules_of(lane.key), lane.until, lane.members)
         row = LaneRow(number, ns.encode(), topic.encode(), fairness.encode(), packed, rules=rules)
         transaction.lanes_new.append(row)
     return lane
@@ -319,6 +340,10 @@ def _take_extras(shard: Shard, chunk: Chunk, batch: ShardBatch, transaction: Bat
         transaction.dedup_new += rows
         if shard.memory.holding:
             unique.hold(shard, rows, transaction)
+    if chunk.members:
+        batch_members.rows(transaction).new += [(item.id, item.batch) for item in chunk.items if item.batch]
+    if chunk.end is not None:
+        batch_homes.end(shard.queue.homes, chunk.end, chunk.items, transaction, now_ms)
     if chunk.weights is None:
         return
     batch.weights = batch.weights or {}
@@ -327,27 +352,6 @@ def _take_extras(shard: Shard, chunk: Chunk, batch: ShardBatch, transaction: Bat
         if weight and weight != batch.weights.get(lane, lane.weight):
             batch.weights[lane] = weight
     transaction.weights = [(lane.number, weight) for lane, weight in batch.weights.items()]  # type: ignore[misc]
-
-
-def _make_room(memory: ShardMemory, chunk: Chunk, batch: ShardBatch) -> bool:
-    """Remove the longest empty lanes in this transaction: one for each lane of `chunk` beyond the bound. Return whether
-    `chunk` may be stored: new lanes of one chunk may exceed the bound, if it was not reached before."""
-    new = len({key for key in chunk.keys if key not in memory.lanes})
-    over = len(memory.lanes) - len(batch.lanes_gone) + new - memory.config.lanes
-    while new and over > 0 and (lane := memory.longest_empty()) is not None:
-        _remove_lane(memory, lane, batch)
-        over -= 1
-    return over < new or not new
-
-
-def _remove_lane(memory: ShardMemory, lane: Lane[Item], batch: ShardBatch) -> None:
-    """Remove an empty lane. An insert into it in a later transaction gives it a new row."""
-    del memory.idle_lanes[lane.key]
-    if lane.stored:
-        batch.lanes_gone = batch.lanes_gone or {}
-        batch.lanes_gone[lane] = None
-    else:  # the transaction with its row failed
-        memory.forget_lane(lane)
 
 
 def _queue_progress(shard: Shard, now_ms: int) -> None:
@@ -389,7 +393,8 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
     if rest is None and queue.progress:
         _queue_progress(shard, now_ms)
     waiting, room = queue.changes, 2 * shard.config.batch_rows
-    keeping, noted, holding = shard.policies.keeping, shard.memory.noted, shard.memory.holding
+    keeping, noted = shard.policies.keeping, shard.memory.noted
+    linked = shard.memory.holding or shard.memory.members
     while waiting and room > 0:
         change = waiting.popleft()
         item = change.item
@@ -410,7 +415,7 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             and change.ended is None
             and not item.expires_at_ms
             and not item.lane.dead
-            and not item.lane.until
+            and not item.lane.linked
             and change.digest is None
         ):
             transaction.item_gone.append(item.id)  # `emit`, of an item that has no other row
@@ -420,12 +425,20 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             if change.move is not None or item.order is not None:
                 _note_move(shard, change, batch, transaction)
             emit(change, transaction)
-            if holding:
-                unique.note(shard, change, transaction)
+            if linked:
+                _note_links(shard, change, transaction)
         batch.changes.append(change)
         room -= 1 if change.body is None else 1 + body_bytes(change.body) // _ROW_BYTES
     waiting.extend(rest or ())  # until the database is asked for room again
     batch.rows += len(batch.changes)
+
+
+def _note_links(shard: Shard, change: Change, transaction: Batch) -> None:
+    """Write what the change means for a key that the item holds, and for its batch."""
+    if shard.memory.holding:
+        unique.note(shard, change, transaction)
+    if shard.memory.members:
+        batch_members.note(change, transaction)
 
 
 def _note_move(shard: Shard, change: Change, batch: ShardBatch, transaction: Batch) -> None:
@@ -472,8 +485,8 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, before_ms:
         if item.id in shard.memory.noted:
             _take_progress(shard, change, transaction)
         emit(change, transaction)
-        if shard.memory.holding:
-            unique.note(shard, change, transaction)
+        if shard.memory.holding or shard.memory.members:
+            _note_links(shard, change, transaction)
         batch.changes.append(change)
         room -= 1
     unwritten.extendleft(reversed(kept))
@@ -507,30 +520,6 @@ def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
     batch.rows += len(batch.indexed)
 
 
-def _is_over(shard: Shard, lane: Lane[Item], now_ms: int) -> bool:
-    """Return True if the row of an empty lane may be removed: after `lane_idle_ms`, or at once when lanes are many."""
-    config, since_ms = shard.config, max(lane.empty_since_ms, shard.owner.opened_ms)
-    return now_ms - since_ms >= config.lane_idle_ms or len(shard.memory.lanes) > _LANES_SHARE * config.lanes
-
-
-def idle_is_over(shard: Shard, now_ms: int) -> bool:
-    """Return True if the lane that has been empty for the longest time may be removed."""
-    lane = next(iter(shard.memory.idle_lanes.values()), None)
-    return lane is not None and _is_over(shard, lane, now_ms)
-
-
-def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
-    """Remove rows of lanes whose idle time has passed, a bounded number, the longest empty first."""
-    memory = shard.memory
-    first = islice(memory.idle_lanes.values(), max(_IDLE_LANES, 2 * len(transaction.lanes_new)))
-    for lane in list(takewhile(lambda lane: _is_over(shard, lane, now_ms), first)):
-        if lane.total:
-            del memory.idle_lanes[lane.key]
-        else:
-            _remove_lane(memory, lane, batch)
-    transaction.lanes_gone = [lane.number for lane in batch.lanes_gone if lane.number is not None]
-
-
 # ------------------------------------------------------------------------------------------------- the reads
 
 
@@ -553,6 +542,10 @@ def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
         if queue.held.due_ms <= now_ms:
             queue.held.due_ms = NEVER_MS
             batch.reads = [*batch.reads, unique.FreeRead(now_ms, queue.held.after)]
+    if queue.batching and queue.batches_ms <= now_ms and not batch.removals_only:
+        batch_members.add_reads(shard, batch, now_ms)  # in a drain, too: new members may wait for their homes
+        if serving:
+            home_reads.add_reads(shard, batch, now_ms)
     if serving and shard.memory.orders.due:
         batch.reads = [*batch.reads, *shard.memory.orders.next_reads()]
     if serving and queue.kept.oldest_wanted:

@@ -29,7 +29,7 @@ from foqs.policies.failures import FailureFilter
 from foqs.policies.remedy import closed
 from foqs.prefetch.lane import Lane
 from foqs.rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition
-from foqs.rules import unpack_rules, unpack_until
+from foqs.rules import unpack_members, unpack_rules, unpack_until
 
 ROWS = 2_000
 """Rows that a read looks at: the shard works on other requests between two reads."""
@@ -437,7 +437,8 @@ class RedrivePage:
         ttl_ms = self._state.policies.of((ns, origin)).ttl_ms
         expires_at_ms = 0 if ttl_ms is None else now_ms + ttl_ms
         rules, until = unpack_rules(failure.rules), unpack_until(failure.rules)
-        lane = lane_key((ns, topic), tenant, unpack_throttles(throttles), rules, until)
+        members = unpack_members(failure.rules)
+        lane = lane_key((ns, topic), tenant, unpack_throttles(throttles), rules, until, members)
         return Move(lane, now_ms, expires_at_ms, None)
 
     def _moved(self, chosen: list[_Chosen], outcomes: list[FoqsError | None]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.reads import KeyRead
@@ -17,8 +18,10 @@ from foqs.engine import (
     ack,
     batch_apply,
     batch_build,
+    batch_homes,
     consumers,
     enqueue,
+    idle_lanes,
     item_ops,
     kept_items,
     shard_life,
@@ -34,6 +37,7 @@ from foqs.errors import FoqsError, NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey
 from foqs.ids import NUMBER_BITS, hash_slot_of, shard_of
 from foqs.item import Cause, Change, Item, Phase, To
+from foqs.item_batch import BatchInfo, BatchState, NewBatch
 from foqs.opened import Opened
 from foqs.policies.settings import Settings
 from foqs.prefetch.lane import Lane
@@ -72,7 +76,7 @@ class Engine:
         for shard in state.shards.values():
             shard.configure(config.host)
             shard.owner.configure_breaker(breaker)
-            shard.queue.configure_dedup(config.limits.dedup_window_ms)
+            shard.queue.configure_limits(config.limits)
         for shard in state.serving:  # with shorter delays, a shard may have something due now
             state.touch(shard)
 
@@ -95,8 +99,9 @@ class Engine:
             number, config.host, breaker, state.topics, state.residents, state.budget, state.counters, state.policies,
             state.awaited, state.callbacks.ask_script,
         )  # fmt: skip
-        shard.queue.configure_dedup(config.limits.dedup_window_ms)
-        shard.queue.connect(partial(state.touch, shard), state.callbacks.tell_keys, lambda: state.now_ms)
+        shard.queue.configure_limits(config.limits)
+        callbacks = state.callbacks
+        shard.queue.connect(partial(state.touch, shard), callbacks.tell_keys, callbacks.batches, lambda: state.now_ms)
         return shard
 
     def fill(self, shard: Shard, opened: Opened, then: Callable[[], None]) -> None:
@@ -159,10 +164,10 @@ class Engine:
     def enqueue(
         self, call: EnqueueCall, indices: Sequence[int], items: list[NewItem], keys: Sequence[LaneKey],
         sizes: Sequence[int], now_ms: int, timeout_ms: int, weights: Mapping[LaneKey, int] | None = None, *,
-        ruled: bool = False,
+        ruled: bool = False, members: bool = False,
     ) -> None:  # fmt: skip
-        """Store `items` (all checked); `sizes` are the bytes of each body, `weights` and `ruled` as in `Chunk`. Cut
-        them into chunks that fit a transaction, and place each."""
+        """Store `items` (all checked); `sizes` are the bytes of each body, `weights`, `ruled` and `members` as in
+        `Chunk`. Cut them into chunks that fit a transaction, and place each."""
         state = self.state
         until_ms, deadlines = now_ms + timeout_ms, state.deadlines
         deadlines.fresh.append((until_ms, call))  # `Deadlines.push`, which each request would pay for
@@ -179,9 +184,42 @@ class Engine:
             ]
         call.chunks += chunks
         for chunk in chunks:
-            if ruled:
-                chunk.ruled = True
+            if ruled or members:
+                chunk.ruled, chunk.members = ruled, members and any(item.batch for item in chunk.items)
             enqueue.place(state, chunk, now_ms)
+
+    def create_batch(
+        self, new: NewBatch, reply: Callable[[int | FoqsError], None], now_ms: int, timeout_ms: int
+    ) -> None:  # fmt: skip
+        """Create a batch of items, and reply its id."""
+        batch_homes.create(self.state, new, self._once(reply, now_ms, timeout_ms), now_ms)
+
+    def close_batch(
+        self, ns: str, batch: int, reply: Callable[[FoqsError | None], None], now_ms: int, timeout_ms: int
+    ) -> None:  # fmt: skip
+        """Let a batch end with its last member."""
+        once = self._once(reply, now_ms, timeout_ms)
+        batch_homes.change(self.state, ns, batch, BatchState.CLOSED, once)
+
+    def cancel_batch(
+        self, ns: str, batch: int, reply: Callable[[FoqsError | None], None], now_ms: int, timeout_ms: int
+    ) -> None:  # fmt: skip
+        """Refuse further members of a batch, and remove the members that no consumer has."""
+        once = self._once(reply, now_ms, timeout_ms)
+        batch_homes.change(self.state, ns, batch, BatchState.CANCELLED, once)
+
+    def find_batch(
+        self, ns: str, batch: int, reply: Callable[[BatchInfo | FoqsError], None], now_ms: int, timeout_ms: int
+    ) -> None:  # fmt: skip
+        """Reply a batch, and how its members have ended."""
+        batch_homes.find(self.state, ns, batch, self._once(reply, now_ms, timeout_ms))
+
+    def _once(self, reply: Callable[[Any], None], now_ms: int, timeout_ms: int) -> batch_homes.Once[Any]:
+        once = batch_homes.Once(reply)
+        self.state.now_ms = now_ms
+        self.state.deadlines.push(now_ms + timeout_ms, once)
+        self.state.alarm(now_ms + timeout_ms)
+        return once
 
     def stores(self, now_ms: int) -> bool:
         """Return True if a shard can take items now."""
@@ -502,7 +540,7 @@ class Engine:
             if not 0 <= now_ms - shard.owner.clock_read_ms < _CLOCK_EVERY_MS:
                 shard.owner.want_clock()
                 state.touch(shard)
-            if batch_build.idle_is_over(shard, now_ms):
+            if idle_lanes.is_due(shard, now_ms):
                 state.touch(shard)
         state.skipping = {key: None for key in state.skipping if key in state.waiting}
         state.topics.forget_order(_ORDER_UNUSED_MS, now_ms)
@@ -516,12 +554,12 @@ class Engine:
         """Return when `tick` has work."""
         return min(self.due_ms(now_ms), self._housekeeping_ms, self.state.topics.rates.ends_ms)
 
-    def due_ms(self, now_ms: int) -> int:
-        """Return when `tick` has work other than that of each second."""
+    def due_ms(self, now_ms: int, *, looks: bool = True) -> int:
+        """Return when `tick` has work other than that of each second. `looks`: and as in `batch_build.next_ms`."""
         state = self.state
         at_ms = min(state.deadlines.next_ms(), state.patience.next_ms())
         for shard in state.serving:
-            at_ms = min(at_ms, batch_build.next_ms(shard, now_ms))
+            at_ms = min(at_ms, batch_build.next_ms(shard, now_ms, looks=looks))
             owner = shard.owner
             if owner.grace_from_ms is not None and not owner.held:
                 quiet_ms = shard.config.confirm_ms + 1

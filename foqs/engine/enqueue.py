@@ -27,10 +27,10 @@ READ_ONLY = "the shard's database is read-only"
 
 def stores(state: State, now_ms: int) -> bool:
     """Return True if a shard can take items now."""
-    return any(_takes(shard, now_ms) for shard in state.serving)
+    return any(takes(shard, now_ms) for shard in state.serving)
 
 
-def _takes(shard: Shard, now_ms: int) -> bool:
+def takes(shard: Shard, now_ms: int) -> bool:
     return shard.owner.takes_new and shard.healthy(now_ms) and not shard.owner.full(now_ms)
 
 
@@ -41,8 +41,8 @@ def place(state: State, chunk: Chunk, now_ms: int) -> None:
     shard, budget = choose(state, chunk, now_ms), state.budget
     fits = budget.used_bytes <= budget.limit_bytes * (state.config.host.input_share + _SHARE)
     if shard is None or not fits:
-        healthy = [shard for shard in state.serving if _takes(shard, now_ms)]
-        error = _no_room(healthy, chunk) if healthy else _nowhere(state, now_ms)
+        healthy = [shard for shard in state.serving if takes(shard, now_ms)]
+        error = _no_room(healthy, chunk) if healthy else nowhere(state, now_ms)
         left = _place_known(state, chunk, healthy) if fits else chunk
         if left.items:
             chunk.request.refused(left.indices, error)
@@ -177,7 +177,7 @@ def _too_many_lanes(where: str, shard: Shard) -> Overloaded:
     return Overloaded(f"{where} has {most}, the most that host.lanes allows", RETRY_MS)
 
 
-def _nowhere(state: State, now_ms: int) -> Unavailable:
+def nowhere(state: State, now_ms: int) -> Unavailable:
     retry_ms = min((again_ms(shard.owner, now_ms) for shard in state.serving), default=RETRY_MS)
     return Unavailable(f"no shard can take items now{_why_not(state.serving)}", retry_ms)
 
@@ -208,4 +208,5 @@ def chunk_of(request: TakesIds, indices: Sequence[int], part: Sequence[Keyed], s
     chunk = Chunk(request, indices, [one.item for one in part], [one.lane for one in part], size_bytes)
     chunk.weights = {one.lane: one.weight for one in part if one.weight} or None
     chunk.ruled = any(rules_of(one.lane) is not None for one in part)
+    chunk.members = any(one.item.batch for one in part)
     return chunk

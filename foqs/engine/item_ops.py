@@ -305,8 +305,8 @@ def delete(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
     return False
 
 
-def cancel(digest: bytes, *, leased: bool) -> Op:
-    """Remove the item that has the key, and free the key; a `leased` one, too."""
+def cancel(digest: bytes | None, *, leased: bool) -> Op:
+    """Remove the item that has the key, and free the key; a `leased` one, too. `digest` None: an item of a batch."""
 
     def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
         now = change_of(item)
@@ -318,7 +318,7 @@ def cancel(digest: bytes, *, leased: bool) -> Op:
         if item.phase is Phase.LEASED and not leased:
             return Conflict("a consumer has the item")
         change = Change(item, To.GONE, Cause.CANCEL, waits)
-        if not item.lane.until:
+        if digest is not None and not item.lane.until:
             change.digest = digest
             shard.memory.hold()
         shard.put(change, now_ms)
@@ -514,7 +514,7 @@ def _failure_of(item: Item, attempt: int, ended: Ended, now_ms: int) -> FailureR
         fairness=fairness.encode(),
         reason=_cut(ended.reason),
         throttles=pack_throttles(throttles),
-        rules=pack_lane(rules_of(item.lane.key), item.lane.until),
+        rules=pack_lane(rules_of(item.lane.key), item.lane.until, item.lane.members),
         worker=_worker_of(item),
     )
 

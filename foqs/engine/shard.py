@@ -83,6 +83,7 @@ class Shard:
         self.queue.kept.count_topics(self.memory.lane_numbers)
         self.memory.noted = dict(opened.noted)
         self.memory.holding = self.memory.holding or opened.holding
+        self.memory.members = self.memory.members or opened.batches
         if opened.ordered:
             self.memory.orders.begin(opened.order_leases)
         if opened.homes:

@@ -14,7 +14,7 @@ from itertools import islice
 from foqs.buffers.held_keys import Claim
 from foqs.buffers.pending_dedup import Copy, Freed, Give, KeyedRequest, ShardGone
 from foqs.buffers.shard_batch import ANSWERED, ShardBatch
-from foqs.engine import consumers, enqueue
+from foqs.engine import batch_homes, consumers, enqueue
 from foqs.engine.shard import Shard
 from foqs.engine.shard_queue import ShardQueue
 from foqs.engine.state import State, in_slices
@@ -24,7 +24,7 @@ from foqs.item import Cause, Item
 from foqs.opened import Opened
 from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT
-from foqs.rules import unpack_rules, unpack_until
+from foqs.rules import unpack_members, unpack_rules, unpack_until
 from foqs.shardmgr.lifecycle import BreakerState
 
 _LANES = 2_000
@@ -44,8 +44,8 @@ def fill(shard: Shard, opened: Opened) -> Iterator[None]:
         if throttles is None:
             throttles = sets[row.throttles] = unpack_throttles(row.throttles)
         rules = unpack_rules(row.rules) if row.rules else None
-        until = unpack_until(row.rules) if row.rules else 0
-        key = lane_key((row.ns.decode(), row.topic.decode()), row.fairness.decode(), throttles, rules, until)
+        until, members = (unpack_until(row.rules), unpack_members(row.rules)) if row.rules else (0, False)
+        key = lane_key((row.ns.decode(), row.topic.decode()), row.fairness.decode(), throttles, rules, until, members)
         lane = memory.add_lane(key, row.lane)
         memory.number_lane(lane, row.lane)
         if row.weight:
@@ -184,7 +184,12 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     state.throttling.concurrency.closed(shard)
     batches = [batch for batch in (queue.in_flight, queue.unsettled) if batch is not None]
     lanes, unknown, keys = shard.memory.lanes, queue.unsettled, queue.keys
-    chunks = [*queue.chunks, *queue.returned, *(chunk for batch in batches for chunk in batch.chunks)]
+    chunks = [
+        *queue.chunks,
+        *queue.returned,
+        *queue.members.take_chunks(),
+        *(chunk for batch in batches for chunk in batch.chunks),
+    ]
     changes = [change for change in queue.changes if change.item.change is change]
     changes += [change for batch in batches for change in batch.changes]
     moves: list[Give | Copy | Freed | ShardGone | Claim] = [*keys.gives, *keys.copies, *queue.held.claims]
@@ -193,6 +198,7 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     looks = [look for waiting in queue.looks.values() for look in waiting]
     reads = [*queue.lists, *queue.dead_reads, *(read for batch in batches for read in batch.reads)]
     orders = shard.memory.orders
+    asked = batch_homes.take_waiting(queue, batches)
     shard.close()
     _detach(state, lanes)
     for chunk in chunks:
@@ -207,8 +213,8 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
         unsure = unknown is not None and change in unknown.changes
         for request, at in change.waits:
             request.settled(at, OutcomeUnknown(_LOST_COMMITTING) if unsure else error)
-    for moved in moves:
-        moved.done(error)
+    for answer in [*(moved.done for moved in moves), *asked]:
+        answer(error)
     for take in keys.redrives:
         take.request.refused((0,), error)
     for request, at in removals:  # some of a transaction may be committed
@@ -264,6 +270,8 @@ def _doubt(batch: ShardBatch, again_ms: int) -> None:
     unknown = OutcomeUnknown(_UNKNOWN, again_ms)  # so forwarding hosts pass it on: the owner has the shard
     for chunk in batch.chunks:
         request = chunk.request
+        if chunk.end is not None:
+            continue  # no caller waits
         if isinstance(request, KeyedRequest):
             request.doubt(chunk.indices, unknown)
         elif not request.done:

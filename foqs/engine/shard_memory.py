@@ -20,6 +20,7 @@ from foqs.fairness.keys import (
     ORDERED,
     LaneKey,
     TopicKey,
+    has_members,
     is_plain,
     lane_key,
     rules_of,
@@ -76,6 +77,7 @@ class ShardMemory:
         self.unleased: list[str] = []  # workers that gave back items at once; each of these woke its topic
         self.stalled: dict[TopicKey, None] = {}  # topics that were asked for while this shard could lease nothing
         self.holding = False  # some items may hold keys until they start or are done
+        self.members = False  # some items may belong to batches
         self.noted: dict[int, int] = {}  # items that have or get a row in `progress`; the bytes of their checkpoints
         self.limited: dict[str, Any] = {}  # by namespace: see `foqs.engine.concurrency`
         self.ordering = False  # some items may have order keys
@@ -140,11 +142,15 @@ class ShardMemory:
         """Add a lane that is not in `lanes`."""
         topic = self.topics.of(topic_key(key))
         rules = rules_of(key)
-        key = lane_key(topic.key, *tenancy_of(key), rules, until_of(key))  # with the topic's own names
+        key = lane_key(
+            topic.key, *tenancy_of(key), rules, until_of(key), has_members(key)
+        )  # with the topic's own names
         namespace = self.counters.namespaces.of(topic.key[0])
         lane = self.lanes[key] = Lane(key, topic, self.term, number, namespace, stored=number is not None)
         self.topics.attach(topic, lane)
-        lane.until = until_of(key)
+        lane.until, lane.members = until_of(key), has_members(key)
+        lane.linked = lane.until > 0 or lane.members
+        self.members = self.members or lane.members
         if lane.until == ORDERED:
             topic.ordered = self.ordering = True
         else:
@@ -178,7 +184,7 @@ class ShardMemory:
         """Take over the lanes of `filled`, which count from now on as lanes of `shard`."""
         self.term, self.lanes, self.lane_numbers = filled.term, filled.lanes, filled.lane_numbers
         self.totals, self.tenants, self.rules = filled.totals, filled.tenants, filled.rules
-        self.holding, self.ordering = filled.holding, filled.ordering
+        self.holding, self.ordering, self.members = filled.holding, filled.ordering, filled.members
         self.dead_lanes, self.idle_lanes = filled.dead_lanes, filled.idle_lanes
         self.term.shard = shard
 

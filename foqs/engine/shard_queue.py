@@ -10,14 +10,17 @@ from collections.abc import Callable
 
 from foqs.buffers.checkpoint import NEVER_MS, Checkpoint
 from foqs.buffers.held_keys import HeldKeys, TellKeys
+from foqs.buffers.item_batches import BatchLinks, Creation, Homes
 from foqs.buffers.kept import KeptItems
+from foqs.buffers.members import Join, Members
 from foqs.buffers.pending_dedup import DedupKeys
 from foqs.buffers.pending_progress import PendingProgress
 from foqs.buffers.reads import DeadRead, KeyRead, ListRead, Read
 from foqs.buffers.shard_batch import Chunk, ShardBatch
-from foqs.config.schema import HostSection
+from foqs.config.schema import HostSection, LimitsSection
 from foqs.engine.asked_scripts import AskedScripts
-from foqs.errors import FoqsError
+from foqs.errors import FoqsError, Invalid
+from foqs.fairness.keys import topic_key
 from foqs.item import Change, Item, Phase, Place
 from foqs.opened import Opened
 from foqs.prefetch.lane import Lane
@@ -54,9 +57,10 @@ class ShardQueue:
         self.config = config
         self.touch: Callable[[], None] = lambda: None
         self.tell: TellKeys
+        self.links: BatchLinks
         self.now_ms: Callable[[], int]
         self.max_batch_bytes = 0
-        self.dedup_window_ms = 0
+        self.dedup_window_ms = self.batch_keep_ms = 0
         self.forget()
 
     def forget(self) -> None:
@@ -74,6 +78,9 @@ class ShardQueue:
         self.ttls = Checkpoint(0)
         self.keys = DedupKeys()
         self.held = HeldKeys()
+        self.batching = False  # it may have work of batches: without it, no request looks for any
+        self.members = Members()
+        self.homes = Homes()
         self.kept = KeptItems()
         self.looks = Looks()
         self.asked = AskedScripts()
@@ -93,16 +100,21 @@ class ShardQueue:
         self.ttls = Checkpoint(min(opened.expiry_from_ms, now_ms))
         self.keys = DedupKeys(min(opened.dedup_from_ms, now_ms), opened.slots)
         self.held = HeldKeys(0 if opened.holding else NEVER_MS)
+        self.batching = opened.batches
+        self.members = Members(0 if opened.batches else NEVER_MS)
+        self.homes = Homes(known=not opened.batches, restored=opened.behind is not None)
         self.kept = KeptItems(min(opened.ended_from_ms, now_ms), opened.ended)
 
     def configure(self, config: HostSection) -> None:
         self.config = config
 
-    def configure_dedup(self, window_ms: int) -> None:
-        self.dedup_window_ms = window_ms
+    def configure_limits(self, limits: LimitsSection) -> None:
+        self.dedup_window_ms, self.batch_keep_ms = limits.dedup_window_ms, limits.batch_keep_ms
 
-    def connect(self, touch: Callable[[], None], tell: TellKeys, now_ms: Callable[[], int]) -> None:
-        self.touch, self.tell, self.now_ms = touch, tell, now_ms
+    def connect(
+        self, touch: Callable[[], None], tell: TellKeys, links: BatchLinks, now_ms: Callable[[], int]
+    ) -> None:  # fmt: skip
+        self.touch, self.tell, self.links, self.now_ms = touch, tell, links, now_ms
 
     def shift(self, by_ms: int) -> None:
         """Follow the host's clock, which was set by `by_ms`."""
@@ -116,6 +128,8 @@ class ShardQueue:
             scan.shift(by_ms)
         self.progress.shift(by_ms)
         self.held.shift(by_ms)
+        self.members.shift(by_ms)
+        self.homes.shift(by_ms)
         self.unwritten = deque((given_ms + by_ms, item, lease) for given_ms, item, lease in self.unwritten)
 
     # ------------------------------------------------------------------------------------- how much waits
@@ -139,10 +153,22 @@ class ShardQueue:
             or held.claims or held.freed or keys.marks
         )  # fmt: skip
 
+    def use_batches(self) -> None:
+        """From now on, look for work of batches of items."""
+        self.batching = True
+
+    @property
+    def batches_ms(self) -> int:
+        """When batches of items have work for this shard's database; in the past means now."""
+        return min(self.members.next_ms, self.homes.next_ms)
+
     @property
     def idle(self) -> bool:
         """Return True if nothing waits to be written. A drain waits for this."""
-        busy = self.in_flight or self.unsettled or self.chunks or self.changes or self.progress or self.keys.pending
+        busy = (
+            self.in_flight or self.unsettled or self.chunks or self.changes or self.progress or self.keys.pending
+            or self.members.joins
+        )  # fmt: skip
         return not busy and self.oldest_unwritten_ms() is None
 
     def oldest_unwritten_ms(self) -> int | None:
@@ -157,8 +183,19 @@ class ShardQueue:
     # ------------------------------------------------------------------------------------- inserts and changes
 
     def add(self, chunk: Chunk) -> None:
-        self.chunks.append(chunk)
+        """Let `chunk` wait for a transaction: first for the homes of its batches, if it has members."""
         self.chunk_rows += len(chunk.items)
+        if (chunk.members and chunk.joined is not self.members) or (chunk.ordered and self._joining(chunk)):
+            chunk.joined = None  # a shard that had it before reports without it
+            self.batching = True
+            self.members.join(chunk, chunk.batches(), topic_key(chunk.keys[0])[0], self.now_ms())
+        else:
+            self.chunks.append(chunk)
+
+    def _joining(self, chunk: Chunk) -> bool:
+        """Return True if an earlier part of a request with order keys waits for the home of a batch."""
+        waiting = [join.what for join in self.members.joins]
+        return any(isinstance(one, Chunk) and one.ordered and one.request is chunk.request for one in waiting)
 
     def took(self, batch: ShardBatch) -> None:
         """Note that chunks were taken out for a batch that is not sent: all had timed out, or found no room."""
@@ -171,18 +208,65 @@ class ShardQueue:
 
     def take_chunks(self, *, keyed: bool = False) -> list[Chunk]:
         """Take out the chunks that wait; `keyed`: only chunks that no other shard may store."""
-        taken = [chunk for chunk in self.chunks if not keyed or chunk.bound]
-        self.chunks = deque(chunk for chunk in self.chunks if keyed and not chunk.bound)
-        self.chunk_rows = sum(len(chunk.items) for chunk in self.chunks)
-        return taken
+        waiting = [*self.chunks, *self.members.take_chunks()]
+        self.chunks, self.chunk_rows = deque(), 0
+        for chunk in waiting:
+            if keyed and not chunk.bound:
+                self.add(chunk)
+        return [chunk for chunk in waiting if not keyed or chunk.bound]
 
     def take_behind(self, refused: Chunk) -> list[Chunk]:
         """Take out the chunks that wait with items of the same request with order keys."""
         behind = [chunk for chunk in self.chunks if chunk.ordered and chunk.request is refused.request]
         for chunk in behind:
             self.chunks.remove(chunk)
-            self.chunk_rows -= len(chunk.items)
+        behind += self.members.take_chunks(refused)
+        self.chunk_rows -= sum(len(chunk.items) for chunk in behind)
         return behind
+
+    def go_on(self) -> None:
+        """Give members that wait for no home any longer to the database: the parts of a request in their order, if
+        their items have order keys."""
+        waiting, blocked = list[Join](), set[int]()
+        for join in self.members.joins:
+            what = join.what
+            if isinstance(what, Creation):
+                if join.waits:
+                    waiting.append(join)
+                else:
+                    self.homes.creations.append(what)
+            elif what.request.done or not what.items:
+                self.chunk_rows -= len(what.items)
+            elif join.waits or id(what.request) in blocked:
+                waiting.append(join)
+                if what.ordered:
+                    blocked.add(id(what.request))
+            else:
+                what.joined = self.members
+                self.chunks.append(what)
+        self.members.joins = waiting
+        self.touch()
+
+    def refuse_members(self, join: Join, batch: int, error: FoqsError) -> None:
+        """Refuse the members of a batch. With order keys, an item that may be tried again takes the later ones of its
+        request with it: they must not overtake it."""
+        what = join.what
+        if batch not in join.waits:  # another report on it was answered before
+            return
+        join.waits.discard(batch)
+        if isinstance(what, Creation):
+            self.members.joins.remove(join)
+            self.homes.created -= 1
+            what.reply(error)
+            return
+        whole = what.ordered and not isinstance(error, Invalid)
+        gone = [at for at, item in enumerate(what.items) if whole or item.batch == batch]
+        kept = [at for at, item in enumerate(what.items) if not (whole or item.batch == batch)]
+        self.chunk_rows -= len(gone)
+        what.request.refused([what.indices[at] for at in gone], error)
+        what.keep(kept)
+        for behind in self.take_behind(what) if whole else ():
+            behind.request.refused(behind.indices, error)
 
     def take_returned(self) -> list[Chunk]:
         """Take out the chunks that the last batch did not store."""

@@ -15,6 +15,7 @@ from typing import Concatenate, ParamSpec
 from foqs.bounds import Budget
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.held_keys import FreedKeys, TellKeys
+from foqs.buffers.item_batches import BatchLinks
 from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
 from foqs.engine.calls import Deadlines, DequeueCall, Timed
@@ -38,6 +39,9 @@ def _nothing(*_: object) -> None:
     """The callback of an engine that is not connected."""
 
 
+_ALONE = BatchLinks(_nothing, _nothing, frozenset)
+
+
 @dataclass(frozen=True, slots=True)
 class Callbacks:
     """How an engine reports to the process around it.
@@ -47,7 +51,7 @@ class Callbacks:
     another host that was refused items of a topic may have some (`per_worker`). `left_waiting`: a consumer
     waits for a topic that has nothing ready here. `slots_written`: a transaction that gave a shard slots has ended.
     `hangs`: a shard's batch has had no reply for `hang_ms`; called again until it has ended.
-    `tell_keys`: ask the shards of keys to take or to free them.
+    `tell_keys`: ask the shards of keys to take or to free them. `batches`: the messages about batches of items.
     `tokens_wanted`: throttle keys need tokens. `ask_script`: ask a topic's script about a failed attempt; None: no
     script runs. `monotonic_ms` is the clock of tokens: it never goes back.
     """
@@ -61,6 +65,7 @@ class Callbacks:
     slots_written: Callable[[], None] = _nothing
     hangs: Callable[[Shard], None] = _nothing
     tell_keys: TellKeys = _nothing
+    batches: BatchLinks = _ALONE
     tokens_wanted: Callable[[], None] = _nothing
     ask_script: AskScript | None = None
     monotonic_ms: Callable[[], int] = lambda: 0

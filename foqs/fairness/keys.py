@@ -24,13 +24,18 @@ MOST_TENANCY_BYTES = (
 
 
 def lane_key(
-    key: TopicKey, fairness: str = "", throttles: tuple[str, ...] = (), rules: ItemRules | None = None, until: int = 0
+    key: TopicKey, fairness: str = "", throttles: tuple[str, ...] = (), rules: ItemRules | None = None, until: int = 0,
+    members: bool = False,
 ) -> LaneKey:  # fmt: skip
     """Return the key of the lane with this fairness key, throttle set, which is in order, rules, and end of its items'
-    deduplication keys (`foqs.ids.Until`), or ORDERED. The key of a topic's plain lane is `key` itself: a second tuple
+    deduplication keys (`foqs.ids.Until`), or ORDERED. `members`: its items belong to batches.
+
+    The key of a topic's plain lane is `key` itself: a second tuple
     would take 72 bytes a topic. Keys of other lanes begin with `key`."""
     lane: Any
-    if until:
+    if members:
+        lane = (key, fairness, throttles, rules, until, members)
+    elif until:
         lane = (key, fairness, throttles, rules, until)
     elif rules is not None:
         lane = (key, fairness, throttles, rules)
@@ -59,7 +64,13 @@ def until_of(key: LaneKey) -> int:
     """Return when the keys of the lane's items are free (`foqs.ids.Until`); 0: when their window ends. ORDERED: the
     items have order keys, and no deduplication keys."""
     lane: Any = key
-    return lane[4] if len(lane) == 5 else 0
+    return lane[4] if len(lane) > 4 else 0
+
+
+def has_members(key: LaneKey) -> bool:
+    """Return True if the items of the lane belong to batches."""
+    lane: Any = key
+    return len(lane) == 6
 
 
 def is_ordered(key: LaneKey) -> bool:

@@ -349,7 +349,7 @@ class ForwardedKeyedEnqueue(_Enqueued):
 # ------------------------------------------------------------------------------------- look-ups
 
 
-class _Look(Forwarded):
+class LookUp(Forwarded):
     """A request that changes nothing, so it may be repeated. One entry is astray at a time."""
 
     __slots__ = ("_call", "_done")
@@ -376,7 +376,7 @@ class _Look(Forwarded):
             self._call.reply(outcome)
 
 
-class ForwardedGetItem(_Look):
+class ForwardedGetItem(LookUp):
     """A GetItem or ExplainItem whose shard another host serves, or no host for now. `look_here` reads from this host's
     own shards, which may have the item's shard by then."""
 
@@ -510,7 +510,7 @@ def explained(explanation: explain.Explanation) -> Any:
     )  # fmt: skip
 
 
-class ForwardedList(_Look):
+class ForwardedList(LookUp):
     """A ListItems of a cluster: the hosts of one shard after the other are asked, this host included, until one has
     items. The shards are in the order of their numbers, so that none is missed while shards move.
 

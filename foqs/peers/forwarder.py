@@ -23,7 +23,9 @@ from foqs.errors import FoqsError, NotSent, NotServed, OutcomeUnknown
 from foqs.fairness.keys import TopicKey
 from foqs.idl import LeasedBytes, idl, is_forwarded
 from foqs.order import KeyHome
+from foqs.peers.batch_messages import BatchMessages
 from foqs.peers.forwarded import Ask, Done, Exchange, ForwardLog, Incoming, LongIncoming, Timers
+from foqs.peers.forwarded_batches import ForwardedBatch, ForwardedCreateBatch
 from foqs.peers.forwarded_requests import (
     NACK,
     ForwardedEnqueue,
@@ -79,6 +81,7 @@ class Forwarder:
         self.watch = ReadySubscriber(ask, timers.later, self.fetch)
         self.slot_moves = SlotMigration(engine, routing, ask, timers.later, slots_arrived)
         self.key_changes = KeyChanges(engine, routing, ask, self.slot_moves.adopt)
+        self.batches = BatchMessages(engine, routing, ask, timers.soon)
         self._cut = cut
         self._share_slots = share_slots
         self._now_ms = timers.now_ms
@@ -143,6 +146,20 @@ class Forwarder:
         ForwardedGetResult(self.exchange, call, await_here, until_ms, deadline_ms).route()
         return True
 
+    def create_batch(self, call: Incoming, now_ms: int, deadline_ms: int) -> bool:
+        """Answer a CreateBatch if no shard here can take items now, as an enqueue."""
+        addresses = [] if not self.engine.state.shards_elsewhere else self._elsewhere(call.request, now_ms)
+        if addresses:
+            ForwardedCreateBatch(self.exchange, call, addresses, deadline_ms).route()
+        return bool(addresses)
+
+    def batch(self, call: Incoming, ask_here: Callable[[], None], deadline_ms: int) -> bool:
+        """Answer a CloseBatch, CancelBatch or GetBatch whose shard is not served here; `ask_here` as for `get_item`."""
+        if self._answered_here(call.request):
+            return False
+        ForwardedBatch(self.exchange, call, ask_here, deadline_ms).route()
+        return True
+
     def explain_item(self, call: Incoming, look_here: Callable[[], None], deadline_ms: int) -> bool:
         """Answer an ExplainItem whose shard is not served here; `look_here` as for `get_item`."""
         if self._answered_here(call.request):
@@ -166,14 +183,18 @@ class Forwarder:
     ) -> bool:
         """Store the items of `request` at `indices` on another host if no shard here can take items now. Shards may be
         elsewhere."""
+        addresses = self._elsewhere(request, now_ms)
+        if addresses:
+            ForwardedEnqueue(self.exchange, waiting, indices, request, addresses, deadline_ms).route()
+        return bool(addresses)
+
+    def _elsewhere(self, request: Any, now_ms: int) -> list[str]:
+        """Return the hosts that are asked to store what `request` brings, as no shard here can; none if one can."""
         if self.engine.stores(now_ms) or is_forwarded(request):
-            return False
+            return []
         addresses = self.routing().other_owners(self.exchange.host_id)
         self.engine.state.rng.shuffle(addresses)
-        if addresses:
-            tries = addresses[:_ENQUEUE_TRIES]
-            ForwardedEnqueue(self.exchange, waiting, indices, request, tries, deadline_ms).route()
-        return bool(addresses)
+        return addresses[:_ENQUEUE_TRIES]
 
     def enqueue_keyed(
         self, waiting: EnqueueCall, items: list[Keyed], request: Any, now_ms: int, deadline_ms: int

@@ -130,7 +130,7 @@ class Lane(Generic[T]):
     """`number` is None until the lane's row is part of a transaction. `total` counts the lane's items in any state,
     `leased` the leases whose end is not committed. `dead`: items of it may have rows in `failure`.
     `until`: when its items free their keys (`foqs.fairness.keys.until_of`), or ORDERED: `behind` counts the items that
-    wait for earlier ones of their keys.
+    wait for earlier ones of their keys. `members`: its items belong to batches. `linked`: they do, or `until` is not 0.
     `weight`: of its last stored item that had one, 0 without. `tenants`: the lanes of its topic's tenants on its shard,
     None for a plain lane. Its `flow` is None where tenants take no turns.
     `slots`: the engine's; where its leases count, None if no limit on leases was seen for it.
@@ -156,6 +156,8 @@ class Lane(Generic[T]):
     tenants: TenantLanes | None = None
     dead: bool = False
     until: int = 0
+    members: bool = False
+    linked: bool = False
     behind: int = 0
     empty_since_ms: int = 0
     # A time in the bucket of all ready items, while `_buckets` is None: most lanes have one, and need no dict.

@@ -80,7 +80,8 @@ class Delivery:
             limits = (await self._client.server_info(timeout_ms=_LIMITS_TIMEOUT_MS)).limits
             self._result_bytes = limits.get("result_bytes", MOST_BODY_BYTES)
             async with self._made(limits.get("lease_max_ms", LIMITS.lease_max_ms)) as worker:
-                log.info("push.started", name=target.name, topic=target.topic, endpoint=str(self._exchange.endpoint))
+                place = str(self._exchange.endpoint)
+                log.info("push.started", ns=target.ns, name=target.name, topic=target.topic, endpoint=place)
                 joined = asyncio.ensure_future(worker.join())
                 waited = asyncio.ensure_future(changed.wait())
                 try:
@@ -91,7 +92,7 @@ class Delivery:
                 try:
                     await joined
                 finally:
-                    log.info("push.ended", name=target.name, items=str(worker.counts))
+                    log.info("push.ended", ns=target.ns, name=target.name, items=str(worker.counts))
         finally:
             await self._exchange.close()
 
@@ -144,7 +145,7 @@ class Health:
     seconds of the monotonic clock."""
 
     def __init__(self, target: Target) -> None:
-        self._name = target.name
+        self._ns, self._name = target.ns, target.name
         self._concurrency = target.concurrency
         self._in_a_row = 0
         self._failures = 0  # since the last line
@@ -160,7 +161,7 @@ class Health:
     def note(self, settled: Settlement, now: float) -> None:
         if settled.end == "ack":
             if self._told_at is not None and now - self._failed_at >= WORKING_S:
-                log.info("push.working", name=self._name)
+                log.info("push.working", ns=self._ns, name=self._name)
                 self._told_at, self._failures = None, 0
             self._in_a_row = 0
             return
@@ -172,6 +173,11 @@ class Health:
         self._failed_at = now
         if self._told_at is None or now - self._told_at >= FAILING_S:
             log.warning(
-                "push.failing", name=self._name, outcome=settled.end, reason=settled.reason, failures=self._failures
+                "push.failing",
+                ns=self._ns,
+                name=self._name,
+                outcome=settled.end,
+                reason=settled.reason,
+                failures=self._failures,
             )
             self._told_at, self._failures = now, 0

@@ -132,14 +132,14 @@ class _Kept:
                 failures = 0
             except Invalid as error:  # it stays wrong until the settings or the configuration change
                 self.error = error.message
-                log.error("push.refused", name=plan.target.name, error=error.message)
+                log.error("push.refused", ns=plan.target.ns, name=plan.target.name, error=error.message)
             except Exception as error:
                 failures += 1
                 pause_s = _AGAIN.delay_ms(failures, random.random) / 1000
                 self.error = text_of(error) or type(error).__name__
                 log.error(
-                    "push.stopped", name=plan.target.name, error=self.error, again_s=round(pause_s, 1),
-                    exc_info=not isinstance(error, FoqsError),
+                    "push.stopped", ns=plan.target.ns, name=plan.target.name, error=self.error,
+                    again_s=round(pause_s, 1), exc_info=not isinstance(error, FoqsError),
                 )  # fmt: skip
             finally:
                 self._delivery = None

@@ -21,6 +21,7 @@ from foqs.api.auth import Guard, make_guard
 from foqs.api.handlers import Handlers
 from foqs.api.host import Host
 from foqs.bounds import Budget, Limits
+from foqs.buffers.item_batches import BatchLinks
 from foqs.checks import host_port
 from foqs.config.load import Config
 from foqs.config.schema import TlsSection
@@ -204,6 +205,11 @@ class Node:
             slots_written=lambda: self.peers.slots_written(),  # noqa: PLW0108
             ask_script=lambda attempt, decided: self.hooks.ask(attempt, decided),  # noqa: PLW0108
             tell_keys=lambda keys, told: self.forwarder.key_changes.tell(keys, told),  # noqa: PLW0108
+            batches=BatchLinks(
+                lambda *reports: self.forwarder.batches.tell_homes(*reports),  # noqa: PLW0108
+                lambda *questions: self.forwarder.batches.ask_members(*questions),  # noqa: PLW0108
+                lambda: self.forwarder.batches.all_shards(),  # noqa: PLW0108
+            ),
             tokens_wanted=lambda: self.lending.throttles.wanted(),  # noqa: PLW0108
             monotonic_ms=timers.monotonic_ms,
         )

@@ -85,6 +85,7 @@ def _commit(store: ShardStore, shard_batch: ShardBatch, batch: Batch, result: Ba
         result.outcome = Outcome.COMMITTED
     except RowRejected as error:
         _bisect(store, batch, str(error), result)
+        _with_second_callbacks(batch, result)
     except StoreBusy as error:
         result.outcome, result.error = Outcome.FAILED, str(error)
         result.disk_full = isinstance(error, StoreFull)
@@ -134,6 +135,17 @@ def _bisect(store: ShardStore, batch: Batch, reason: str, result: BatchResult) -
             else:
                 lanes = False
                 result.committed.update(half)
+
+
+def _with_second_callbacks(batch: Batch, result: BatchResult) -> None:
+    """Give the callbacks of a batch of items one outcome: they were stored together, or not at all."""
+    seconds = {} if batch.members is None else batch.members.second_callbacks()
+    for first, second in seconds.items():
+        for ids in (result.committed, result.failed):
+            if first in ids:
+                ids.add(second)
+        if first in result.rejected:
+            result.rejected[second] = result.rejected[first]
 
 
 def _broken(

@@ -1,7 +1,7 @@
 """A look at a shard's database that changes nothing and takes no lock: what a host would meet there.
 
 Rows belong together: each item has a row in `ready` or `timer`, or one in `ordered` that says that it needs none, and
-one in `expiry` if it has a TTL. A host keeps these
+one in `expiry` if it has a TTL. An item of a batch that the shard counts has one in `member`. A host keeps these
 rules. A restore of some tables, or a program that wrote by itself, breaks them: such items are never delivered, or
 never removed. The rows are read in pages, each with one statement, which sees the database at one time. So the owner of
 the shard continues, and its changes between two pages are no fault.
@@ -263,7 +263,8 @@ def _stranger(link: Link, shard: int) -> list[Finding]:
 class _Rule(NamedTuple):
     """The rows of `table` (alias `a`) that `joins` and `wrong` find break the rule.
 
-    `key` is the primary key, `said` continues a number of rows, `mend` is SQL or a text.
+    `key` is the primary key, `said` continues a number of rows, `mend` is SQL or a text. `named`: the
+    column with the item of a row, or with its batch.
     """
 
     table: str
@@ -272,6 +273,7 @@ class _Rule(NamedTuple):
     wrong: str
     said: str
     mend: str
+    named: str = "id"
 
 
 _NO_ROW = "r.id IS NULL AND t.id IS NULL AND d.id IS NULL"
@@ -340,6 +342,46 @@ def _order_rules(dialect: Dialect) -> Iterator[_Rule]:
     )  # fmt: skip
 
 
+def _batch_rules(dialect: Dialect) -> Iterator[_Rule]:
+    same, child = "i.id = {0}.id AND i.batch = {0}.batch", "b.id = {0}.id AND b.parent = {0}.batch"
+    lost = " AND ".join(
+        [
+            "dead = 0",
+            f"NOT EXISTS (SELECT 1 FROM item i WHERE {same.format('member')})",
+            f"NOT EXISTS (SELECT 1 FROM item_batch b WHERE {child.format('member')})",
+        ]
+    )
+    yield _Rule(
+        "member", ("id",),
+        f"LEFT JOIN {dialect.forced('item', 'i')} ON {same.format('a')} "
+        f"LEFT JOIN {dialect.forced('item_batch', 'b')} ON {child.format('a')}",
+        "a.dead = 0 AND i.id IS NULL AND b.id IS NULL",
+        "of table member have no item, or one of another batch: their batches wait for them",
+        f"{_ALONE}UPDATE batch_count SET deleted = deleted + "
+        f"(SELECT COUNT(*) FROM member WHERE member.batch = batch_count.batch AND {lost}), changes = changes + 1, "
+        f"unsent = 1 WHERE batch IN (SELECT batch FROM member WHERE {lost}); DELETE FROM member WHERE {lost}",
+    )  # fmt: skip
+    end = with_end(dialect).replace("= i.", "= a.")
+    yield _Rule(
+        "item", ("id",),
+        f"LEFT JOIN {dialect.forced('batch_count', 'c')} ON c.batch = a.batch "
+        f"LEFT JOIN {dialect.forced('member', 'm')} ON m.id = a.id "
+        f"LEFT JOIN {dialect.forced('failure', 'f', FAILURE_OF_ITEM)} ON f.id = a.id {end}",
+        "c.batch IS NOT NULL AND m.id IS NULL AND f.id IS NULL AND d.id IS NULL",
+        "of table item belong to batches and have no row in member: their ends are not counted",
+        f"{_ALONE}INSERT INTO member (id, batch, dead) SELECT i.id, i.batch, 0 FROM item i "
+        "JOIN batch_count c ON c.batch = i.batch WHERE i.id NOT IN (SELECT id FROM member) "
+        "AND i.id NOT IN (SELECT id FROM failure) AND i.id NOT IN (SELECT id FROM done)",
+    )  # fmt: skip
+    home = "b.id = {}.batch"
+    yield _Rule(
+        "batch_part", ("batch", "shard"), f"LEFT JOIN {dialect.forced('item_batch', 'b')} ON {home.format('a')}",
+        "b.id IS NULL", "of table batch_part count members of batches that table item_batch lacks",
+        f"{_ALONE}DELETE FROM batch_part WHERE "
+        f"NOT EXISTS (SELECT 1 FROM item_batch b WHERE {home.format('batch_part')})", "batch",
+    )  # fmt: skip
+
+
 def _rules(dialect: Dialect) -> Iterator[_Rule]:
     # The first remedies remove rows that are in the way of later ones.
     rows = f"{with_rows(dialect)} {with_end(dialect)}".replace("= i.", "= a.")
@@ -362,6 +404,7 @@ def _rules(dialect: Dialect) -> Iterator[_Rule]:
         f"{_ALONE}UPDATE held_key SET free_at = 1 WHERE free_at = 0 AND id NOT IN (SELECT id FROM item)",
     )  # fmt: skip
     yield from _order_rules(dialect)
+    yield from _batch_rules(dialect)
     item = ("item", ("id",))
     yield _Rule(
         *item, rows, f"{_NO_ROW} AND ({indexed} = 0 OR a.id <= {indexed}) AND a.order_at IS NULL",
@@ -407,7 +450,8 @@ def partner_findings(link: Link, dialect: Dialect, *, page_rows: int = _PAGE_ROW
             first += ids[: _SHOWN - len(first)]
         if count:
             more = ", ..." if count > len(first) else ""
-            listed = f"item{'s' if count > 1 else ''} {', '.join(map(str, first))}{more}"
+            one, several = ("item", "items") if rule.named == "id" else ("batch", "batches")
+            listed = f"{several if count > 1 else one} {', '.join(map(str, first))}{more}"
             found.append(Finding(f"{counted(count, 'row')} {rule.said} ({listed})", rule.mend))
     return found
 
@@ -426,7 +470,8 @@ def _broken(link: Link, dialect: Dialect, rule: _Rule, page_rows: int) -> Iterat
         within.append(f"({rule.wrong})")
         where = " AND ".join([f"({one})" for one in within])
         yield [
-            int(row[0]) for row in link.fetch(f"SELECT a.id FROM {source} {rule.joins} WHERE {where} ORDER BY {order}")
+            int(row[0])
+            for row in link.fetch(f"SELECT a.{rule.named} FROM {source} {rule.joins} WHERE {where} ORDER BY {order}")
         ]
         if end is None:
             return

@@ -30,6 +30,8 @@ class Dialect:
     `add_progress` ends an INSERT into `progress`: a column that is NULL in a new row stays as it is, and its log is
     added. `free_keys` is a template of a DELETE of the rows in `dedup` that name one of the items, `take_keys` ends an
     INSERT of keys that counts only for keys that are free: they have expired by a time, or name the same item.
+    `add_members` ends an INSERT into `batch_count` that adds new members. `count_members` is a template of an UPDATE
+    of a count there, by the number of rows of `member` with those ids and `dead`.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Dialect:
     add_progress: str
     free_keys: str
     take_keys: str
+    add_members: str
+    count_members: str
 
     def forced(self, table: str, alias: str = "", index: str = "PRIMARY") -> str:
         """The table in a FROM or an UPDATE, read by that index."""
@@ -164,6 +168,19 @@ _TAKE_KEYS_OF_FILE = (
     "ON CONFLICT (digest) DO UPDATE SET content = excluded.content, id = excluded.id, expires_at = excluded.expires_at "
     "WHERE expires_at <= {at} OR id = excluded.id"
 )
+_ADD_MEMBERS = "ON DUPLICATE KEY UPDATE members = members + VALUES(members), changes = changes + 1, unsent = 1"
+_ADD_MEMBERS_TO_FILE = (
+    "ON CONFLICT (batch) DO UPDATE SET members = members + excluded.members, changes = changes + 1, unsent = 1"
+)
+_MEMBERS = (
+    "SELECT batch AS b, COUNT(*) AS n FROM member{index} WHERE id IN ({{ids}}) AND dead = {{dead}} GROUP BY batch"
+)
+_COUNTED = "{count} = {count} {sign} n, changes = changes + 1, unsent = 1"
+_COUNT_MEMBERS = (
+    f"UPDATE ({_MEMBERS.format(index=' FORCE INDEX (PRIMARY)')}) AS m "
+    f"STRAIGHT_JOIN batch_count FORCE INDEX (PRIMARY) ON batch = b SET {_COUNTED}"
+)
+_COUNT_MEMBERS_OF_FILE = f"UPDATE batch_count SET {_COUNTED} FROM ({_MEMBERS.format(index='')}) WHERE batch = b"
 _KEY = "(lane,priority,deliver_after,id)"
 _TUPLE = "(%d,%d,%d,%d)"
 _HINTED = "DELETE /*+ INDEX({table} {index}) */ FROM {table} WHERE {column} IN ({values})"
@@ -192,6 +209,8 @@ MYSQL = Dialect(
     add_progress=_ADD_PROGRESS,
     free_keys=_FREE_KEYS,
     take_keys=_TAKE_KEYS,
+    add_members=_ADD_MEMBERS,
+    count_members=_COUNT_MEMBERS,
 )
 
 # No hint works in a DELETE of MariaDB, and a single row tuple in an IN list is no search by the key at all. Rows joined
@@ -248,6 +267,8 @@ SQLITE = SqliteDialect(
     add_progress=_ADD_PROGRESS_TO_FILE,
     free_keys=_FREE_KEYS_OF_FILE,
     take_keys=_TAKE_KEYS_OF_FILE,
+    add_members=_ADD_MEMBERS_TO_FILE,
+    count_members=_COUNT_MEMBERS_OF_FILE,
 )
 
 

@@ -262,18 +262,21 @@ def check_tables(url: str) -> list[str]:
 
 
 class Stored(NamedTuple):
-    """The items of a shard in any state, and how many of them have ended and are kept."""
+    """The items of a shard in any state, how many of them have ended and are kept, and the batches that have their home
+    there and have not ended."""
 
     items: int
     kept: int
+    batches: int
 
 
 def count_items(url: str, shard_number: int) -> Stored:
     """Count the items, for an operator: a shard that no host serves has no owner to ask."""
     with open_link(url, io_timeout_s=_COUNT_TIMEOUT_S, look_only=True) as link:
         refuse_foreign(read_shard_row(link), shard_number)
-        items, kept = link.fetch("SELECT (SELECT COUNT(*) FROM item), (SELECT COUNT(*) FROM done)")[0]
-        return Stored(int(items), int(kept))
+        counts = ("FROM item", "FROM done", "FROM item_batch WHERE ended_at = 0")
+        columns = ", ".join(f"(SELECT COUNT(*) {count})" for count in counts)
+        return Stored(*map(int, link.fetch(f"SELECT {columns}")[0]))
 
 
 class Kept(NamedTuple):

@@ -90,8 +90,20 @@ def _orders(connection: Connection) -> list[str]:
     return made
 
 
+def _batches(connection: Connection) -> list[str]:
+    """Batches, and the members of each."""
+    found = inspect(connection)
+    tables = FILE_TABLES if connection.dialect.name == "sqlite" else TABLES
+    there = [column["name"] for column in found.get_columns("item")]
+    made = [] if "batch" in there else [f"ALTER TABLE item ADD COLUMN batch {tables['item'].columns['batch'].sql}"]
+    for name in ("member", "batch_count", "item_batch", "batch_part"):
+        made += [] if found.has_table(name) else tables[name].create()
+    return made
+
+
 STEPS: tuple[Step, ...] = (
-    Step(2, _rules), Step(3, _progress), Step(4, _held_keys), Step(5, _last_failures), Step(6, _orders)
+    Step(2, _rules), Step(3, _progress), Step(4, _held_keys), Step(5, _last_failures), Step(6, _orders),
+    Step(7, _batches),
 )  # fmt: skip
 """In order, one for each schema version after the oldest supported one."""
 

@@ -18,7 +18,7 @@ from foqs.opened import Backlog, Opened, RowPages
 from foqs.order import Order, OrderHome
 from foqs.rows import Holding, LaneRow, ReadyRow, SettingRow
 from foqs.rules import unpack_rules, unpack_until
-from foqs.store import order_reads, reads, settings
+from foqs.store import batch_reads, order_reads, reads, settings
 from foqs.store.dialect import Dialect
 from foqs.store.link import Link
 from foqs.store.ownership import ShardRow, Start
@@ -86,6 +86,7 @@ def read_opened(
         ordered=ordered,
         order_leases=_order_leases(link, dialect, [lane for lane in ordered if timers.get(lane, (0, 0))[1]]),
         homes=[OrderHome(bytes(digest), *rest) for digest, *rest in link.fetch(order_reads.HOMES_SQL)],
+        batches=bool(link.fetch(batch_reads.BATCHES_SQL)),
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from foqs.order import InOrder, OrderHome, Standing
+from foqs.store.dead_reads import DeadReads
 from foqs.store.dialect import Dialect
-from foqs.store.reads import SIZE, Reads, with_rows
+from foqs.store.reads import SIZE, with_rows
 from foqs.store.tables import FAILURE_OF_ITEM
 
 _UNION_KEYS = 100
@@ -102,9 +103,7 @@ def dead_orders_sql(dialect: Dialect, after_id: int, limit: int) -> str:
     )
 
 
-class OrderReads(Reads):
-    """All reads of a shard."""
-
+class OrderReads(DeadReads):
     def orders_behind(self, digest: bytes, limit: int) -> list[InOrder]:
         return list(map(_made_in_order, self._link.fetch(orders_behind_sql(self._dialect, digest, limit))))
 

@@ -15,21 +15,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from foqs.item_filter import ItemFacts
-from foqs.policies.failures import FailureFilter
 from foqs.rows import (
     BACKLOG_SHIFT,
     Body,
-    DeadPage,
-    DeadRow,
     DedupRow,
     DedupScan,
     DueRow,
     EndedRow,
     EndedState,
     ExpiringRow,
-    FailureGroup,
-    FailureGroups,
-    FailurePosition,
     FailureRow,
     Found,
     HeldKey,
@@ -53,9 +47,9 @@ from foqs.store.tables import (
 
 _BODY = (
     "i.id, i.lane, i.priority, i.deliver_after, i.enqueued_at, i.expires_at, i.lease_ms, i.delivery, i.payload, "
-    "i.metadata, i.headers, i.order_key, i.order_at, NULL"
+    "i.metadata, i.headers, i.order_key, i.order_at, NULL, COALESCE(i.batch, 0)"
 )
-BODY_COLUMNS = 14
+BODY_COLUMNS = 15
 _TIMER = "t.due, t.id, t.lane, t.lease, t.attempt, t.lease_ms, t.bytes"
 TIMER_COLUMNS = 7
 _ENDED = "d.until_ms, d.id, d.lane, d.state, d.attempt, d.ended_at, d.bytes"
@@ -87,21 +81,17 @@ _HEAD = (
     "LENGTH(i.payload), IFNULL(LENGTH(i.metadata), -1), IFNULL(LENGTH(i.headers), -1)"
 )
 _HEAD_COLUMNS = 11
-# NULL, which GROUP_CONCAT leaves out, for an item without an order key.
-_PACKED_ORDERS = "GROUP_CONCAT(CONCAT(i.id, ',', HEX(i.order_key), ',', HEX(i.order_at)))"
+# NULL, which GROUP_CONCAT leaves out, for an item without an order key and a batch.
+_PACKED_LINKS = (
+    "GROUP_CONCAT(CASE WHEN i.order_at IS NOT NULL OR i.batch IS NOT NULL THEN CONCAT_WS(',', i.id, "
+    "IFNULL(HEX(i.order_key), ''), IFNULL(HEX(i.order_at), ''), IFNULL(i.batch, 0)) END)"
+)
 SIZE = "LENGTH(i.payload) + COALESCE(LENGTH(i.metadata), 0) + COALESCE(LENGTH(i.headers), 0)"
 _EXPIRING_BYTES = 4 << 20
 """Bodies in the result of a scan of TTLs."""
 _UNION_LANES = 100
 """SQLite takes 500 parts of a UNION."""
-_LAST_ID = (1 << 63) - 1
-_ORDER = ("f.fingerprint", "f.id")
-_FAILURE = (
-    "f.lane, f.fingerprint, f.id, f.cause, f.attempts, f.died_at, f.topic, f.fairness, f.reason, f.throttles, f.rules, "
-    "f.worker"
-)
-_FAILURE_COLUMNS = 12
-_FAILURE_TEXTS = 6
+LAST_ID = (1 << 63) - 1
 
 
 def with_rows(dialect: Dialect) -> str:
@@ -292,7 +282,7 @@ class Reads:
 
     def facts(self, ids: list[int], headers: bool) -> list[ItemFacts]:
         found: list[ItemFacts] = []
-        columns = f"id, priority, enqueued_at, {'headers' if headers else 'NULL'}, order_key"
+        columns = f"id, priority, enqueued_at, {'headers' if headers else 'NULL'}, order_key, batch"
         for at in range(0, len(ids), ROWS):
             listed = ",".join(map(str, ids[at : at + ROWS]))
             rows = self._link.fetch(f"SELECT {columns} FROM {self._dialect.forced('item')} WHERE id IN ({listed})")
@@ -323,14 +313,14 @@ class Reads:
 
     def _packed_bodies(self, ids: list[int]) -> list[Body] | None:
         """All numbers and lengths are in one string, all bytes in another."""
-        ((heads, data, orders),) = self._link.fetch(
+        ((heads, data, links),) = self._link.fetch(
             f"SELECT GROUP_CONCAT(CONCAT_WS(',', {_HEAD})), "
-            f"GROUP_CONCAT(i.payload, IFNULL(i.metadata, ''), IFNULL(i.headers, '') SEPARATOR ''), {_PACKED_ORDERS} "
+            f"GROUP_CONCAT(i.payload, IFNULL(i.metadata, ''), IFNULL(i.headers, '') SEPARATOR ''), {_PACKED_LINKS} "
             f"FROM {self._dialect.forced('item', 'i')} WHERE i.id IN ({','.join(map(str, ids))})"
         )
         if heads is None:
             return []
-        if len(heads) > self.packed_bytes or len(data) > self.packed_bytes or len(orders or "") > self.packed_bytes:
+        if len(heads) > self.packed_bytes or len(data) > self.packed_bytes or len(links or "") > self.packed_bytes:
             return None
         found: list[Body] = []
         numbers = iter(map(int, heads.split(",")))
@@ -343,8 +333,8 @@ class Reads:
             at += max(metadata_bytes, 0)
             headers = None if headers_bytes < 0 else data[at : at + headers_bytes]
             at += max(headers_bytes, 0)
-            found.append(Body._make((*head[:8], payload, metadata, headers, None, None, None)))
-        return found if orders is None else _with_orders(found, orders)
+            found.append(Body._make((*head[:8], payload, metadata, headers, None, None, None, 0)))
+        return found if links is None else _with_links(found, links)
 
     def due(self, from_ms: int, now_ms: int, limit: int, after_id: int) -> Scan[DueRow]:
         texts = due_sql(self._dialect, from_ms, now_ms, limit + 1, after_id)
@@ -426,7 +416,7 @@ class Reads:
 
     def keys_to_free(self, after: tuple[int, int], now_ms: int, limit: int) -> tuple[list[HeldKey], int]:
         source = self._dialect.forced("held_key", index=HELD_KEY_BY_TIME)
-        behind = self._dialect.behind(("free_at", "id"), after if any(after) else (0, _LAST_ID))
+        behind = self._dialect.behind(("free_at", "id"), after if any(after) else (0, LAST_ID))
         due = f"{behind} AND free_at <= {now_ms:d} ORDER BY free_at, id LIMIT {limit:d}"
         ((next_ms,),) = self._link.fetch(f"SELECT MIN(free_at) FROM {source} WHERE free_at > {now_ms:d}")
         return self._held_keys(source, due), next_ms or 0
@@ -488,72 +478,6 @@ class Reads:
         )
         return list(map(TimerRow._make, rows))
 
-    # ------------------------------------------------------------------------------------- dead letters
-
-    def failure_groups(
-        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
-    ) -> FailureGroups:
-        end = self._end(lane, after, wanted, rows)
-        found = self._link.fetch(
-            "SELECT f.fingerprint, f.cause, COUNT(*), MIN(f.died_at), MAX(f.died_at), MIN(f.id) "
-            f"FROM {self._failure()} WHERE {self._range(lane, after, end, wanted)} "
-            "GROUP BY f.fingerprint, f.cause ORDER BY f.fingerprint, f.cause"
-        )
-        if len(found) > limit:
-            last = found[limit - 1][0]
-            found = [row for row in found if row[0] <= last]
-            if end is None or end[0] > last:
-                end = (last, _LAST_ID)
-        reasons = self._reasons([row[5] for row in found])
-        return FailureGroups([FailureGroup._make((*row, reasons.get(row[5], b""))) for row in found], end)
-
-    def dead_page(
-        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
-    ) -> DeadPage:
-        end = self._end(lane, after, wanted, rows)
-        found = self._link.fetch(
-            f"SELECT {_FAILURE}, i.priority, i.deliver_after, i.expires_at, i.headers, i.order_key, i.order_at, "
-            "r.attempt, r.lease, r.bytes, t.due, t.lease, t.attempt, t.lease_ms, t.bytes "
-            f"FROM {self._failure()} {self._dialect.ordered_join} {self._dialect.forced('item', 'i')} ON i.id = f.id "
-            f"{with_rows(self._dialect)} "
-            f"WHERE {self._range(lane, after, end, wanted)} ORDER BY f.fingerprint, f.id LIMIT {limit:d}"
-        )
-        page = [_dead_row(row) for row in found]
-        if len(page) == limit:
-            end = (page[-1].failure.fingerprint, page[-1].failure.id)
-        return DeadPage(page, end)
-
-    def _failure(self) -> str:
-        return self._dialect.forced("failure", "f")
-
-    def _end(
-        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, rows: int
-    ) -> FailurePosition | None:
-        """Return the position of the last row to look at; None: all rows behind `after`."""
-        only = wanted.in_index()
-        found = self._link.fetch(
-            f"SELECT f.fingerprint, f.id FROM {self._failure()} WHERE {self._range(lane, after, None, only)} "
-            f"ORDER BY f.fingerprint, f.id LIMIT 1 OFFSET {rows - 1:d}"
-        )
-        return (found[0][0], found[0][1]) if found else None
-
-    def _range(
-        self, lane: int, after: FailurePosition | None, end: FailurePosition | None, wanted: FailureFilter
-    ) -> str:
-        made = [f"f.lane = {lane:d}", *wanted.in_sql("f")]
-        if after is not None:
-            made.append(self._dialect.behind(_ORDER, after))
-        if end is not None:
-            made.append(self._dialect.up_to(_ORDER, end))
-        return " AND ".join(made)
-
-    def _reasons(self, ids: list[int]) -> dict[int, bytes]:
-        if not ids:
-            return {}
-        source = self._dialect.forced("failure", index=FAILURE_OF_ITEM)
-        found = self._link.fetch(f"SELECT id, reason FROM {source} WHERE id IN ({','.join(map(str, ids))})")
-        return {item_id: bytes(reason) for item_id, reason in found}
-
 
 def _found(row: Sequence[Any]) -> Found:
     body = Body._make(row[:BODY_COLUMNS])
@@ -567,12 +491,13 @@ def _found(row: Sequence[Any]) -> Found:
     return Found(body, ready, timer, since_ms, ended=ended, last_failure=last_failure)
 
 
-def _with_orders(bodies: list[Body], packed: str) -> list[Body]:
+def _with_links(bodies: list[Body], packed: str) -> list[Body]:
     found = {body.id: body for body in bodies}
     texts = iter(packed.split(","))
-    for item_id, key, order_at in zip(*[texts] * 3, strict=True):
+    for item_id, key, order_at, batch in zip(*[texts] * 4, strict=True):
+        orders = [bytes.fromhex(text) if order_at else None for text in (key, order_at)]
         body = found[int(item_id)]
-        found[body.id] = body._replace(order_key=bytes.fromhex(key), order_at=bytes.fromhex(order_at))
+        found[body.id] = body._replace(order_key=orders[0], order_at=orders[1], batch=int(batch))
     return list(found.values())
 
 
@@ -584,17 +509,3 @@ def _fitting(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
         if left < 0 and at:
             return rows[:at]
     return rows
-
-
-def _dead_row(row: Sequence[Any]) -> DeadRow:
-    numbers, texts = row[: _FAILURE_COLUMNS - _FAILURE_TEXTS], row[_FAILURE_COLUMNS - _FAILURE_TEXTS : _FAILURE_COLUMNS]
-    failure = FailureRow(*numbers, *map(bytes, texts))
-    priority, deliver_after_ms, expires_at_ms, headers, order_key, order_at, *rest = row[_FAILURE_COLUMNS:]
-    ready, timer = None, None
-    if rest[0] is not None:
-        ready = ReadyRow(failure.lane, priority, deliver_after_ms, failure.id, *rest[:3])
-    if rest[3] is not None:
-        due_ms, lease, attempt, lease_ms, size_bytes = rest[3:]
-        timer = TimerRow(due_ms, failure.id, failure.lane, lease, attempt, lease_ms, size_bytes)
-    stored = None if headers is None else bytes(headers)
-    return DeadRow(failure, priority, deliver_after_ms, expires_at_ms, stored, ready, timer, order_key, order_at)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import structlog
 
 from foqs.ids import Mark, Marks
+from foqs.item_batch import BatchPart, BatchRow, ShardCounts
 from foqs.item_filter import ItemFacts
 from foqs.opened import Opened
 from foqs.order import InOrder, OrderHome
@@ -48,12 +49,12 @@ from foqs.rows import (
     TimerRow,
 )
 from foqs.store import reads, server, settings
+from foqs.store.batch_reads import BatchReads
 from foqs.store.compound import CompoundTransaction
 from foqs.store.dialect import dialect_of
 from foqs.store.link import PACKET_BYTES, Database, Link, Seen, look_at
 from foqs.store.locks import Identity, Lock, lock_of
 from foqs.store.opening import read_opened
-from foqs.store.order_reads import OrderReads
 from foqs.store.ownership import (
     give_up_epoch,
     identity_of,
@@ -120,7 +121,7 @@ class SqlStore:
         self._server = b""
         self._planner = planner_of(self._dialect, PACKET_BYTES, PACKET_BYTES)
         self._binary_inserts = self._compounds = binary_inserts
-        self._reads: OrderReads | None = None
+        self._reads: BatchReads | None = None
         self._known: dict[tuple[int | None, ...], bytes] = {}
         self._epoch = 0
         self._seq = 0
@@ -185,7 +186,7 @@ class SqlStore:
             self._server = facts.identity
         row = read_shard_row(link)
         self._dialect = dialect_of(facts.version.product)
-        reading = self._reads = OrderReads(link, self._dialect)
+        reading = self._reads = BatchReads(link, self._dialect)
         self._own_connections.append(link.id)
         max_statement_bytes = facts.max_packet_bytes - _PACKET_SLACK_BYTES
         link.packet_bytes = min(PACKET_BYTES, max_statement_bytes)
@@ -341,7 +342,7 @@ class SqlStore:
             command = link.compound.command(*fence, batch, planner.one_packet_bytes)
             if command is not None:
                 return CompoundTransaction(Plan((), (), next_number, with_commit=True), [command], known=self._known)
-        if link.inserts is not None and items and not batch.ordered:
+        if link.inserts is not None and items and not batch.ordered and batch.members is None:
             size = 2 * sum(map(len, map(_payload, items))) + TEXT_OF_ITEM_BYTES * len(items)
             if size > planner.one_packet_bytes:  # a shorter transaction is faster as one packet
                 inserts = in_binary(planner, link.inserts, items)
@@ -491,13 +492,34 @@ class SqlStore:
     def progress(self, ids: list[int]) -> list[ProgressRow]:
         return self._ask(lambda reads: reads.progress(ids))
 
+    def member_counts(self, batches: list[int]) -> list[ShardCounts]:
+        return self._ask(lambda reads: reads.member_counts(batches))
+
+    def unsent_counts(self, after: int, limit: int) -> list[ShardCounts]:
+        return self._ask(lambda reads: reads.unsent_counts(after, limit))
+
+    def members_of(self, batch: int, after: tuple[bool, int], limit: int) -> list[tuple[bool, int]]:
+        return self._ask(lambda reads: reads.members_of(batch, after, limit))
+
+    def batch_rows(self, batches: list[int]) -> list[BatchRow]:
+        return self._ask(lambda reads: reads.batch_rows(batches))
+
+    def live_batches(self, after: int, limit: int) -> list[BatchRow]:
+        return self._ask(lambda reads: reads.live_batches(after, limit))
+
+    def batch_parts(self, batches: list[int]) -> list[BatchPart]:
+        return self._ask(lambda reads: reads.batch_parts(batches))
+
+    def ended_batches(self, before_ms: int, limit: int) -> list[int]:
+        return self._ask(lambda reads: reads.ended_batches(before_ms, limit))
+
     def change_settings(self, ns: str, change: Change) -> Settings:
         self._begun()
         return settings.change_settings(self._database, self._dialect, self._epoch, ns, change)
 
     # --------------------------------------------------------------------------------------------- the link
 
-    def _ask(self, ask: Callable[[OrderReads], Answer]) -> Answer:
+    def _ask(self, ask: Callable[[BatchReads], Answer]) -> Answer:
         self._connected()
         assert self._reads is not None
         try:

@@ -8,26 +8,25 @@ TTL.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from foqs.ids import FOREVER_MS, HASH_SLOTS, hash_slot_bounds, hash_slot_of
 from foqs.order import OrderRow
 from foqs.rows import Batch, DedupRow, FailureRow, KeyRows, LaneRow, NewItem, NewOrdered, ProgressRow
 from foqs.shardmgr.routing import slots_in
 from foqs.store.dialect import ROWS, Dialect, Statement
+from foqs.store.member_statements import write_members
 from foqs.store.protocol import Fenced, RowRejected
+from foqs.store.row_pieces import CASE_ROWS, TOO_LARGE, insert, insert_pieces, pieces, pieces_by_bytes
 from foqs.store.tables import ENDED_OF_ITEM, EXPIRY_OF_ITEM, FAILURE_OF_ITEM, TIMER_OF_ITEM
 
 ONE_PACKET_BYTES = 16 << 10
 """Text of a transaction that travels with its COMMIT: a larger one gains nothing by saving a trip."""
-_CASE_ROWS = 100  # each row of a CASE is compared with every WHEN before its own
-_STATEMENT_BYTES = 1 << 20
 _FAILED_BYTES = 4_096  # the most that a failed attempt adds to a statement: reason and worker, in hex
 
 ITEM = (
     "item(id, lane, priority, deliver_after, enqueued_at, expires_at, lease_ms, delivery, metadata, headers, payload)"
 )
-_ITEM_IN_ORDER = f"{ITEM[:-1]}, order_key, order_at)"
 READY = "ready(lane, priority, deliver_after, id, attempt, lease, bytes)"
 _TIMER = "timer(due, id, lane, lease, attempt, lease_ms, bytes)"
 _EXPIRY = "expiry(at_ms, id)"
@@ -55,12 +54,9 @@ _FIRST_AT = "first_at = COALESCE(first_at, deliver_after)"
 
 ANOTHER_OWNER = "another owner has the shard"
 COMMIT_TEXT = "COMMIT"
-TOO_LARGE = "an item is larger than the server's max_allowed_packet allows"
 _SEVERAL_COMMANDS = "SET autocommit = 0"
 FENCE = 1
 """The place of the fence among the statements."""
-
-Row = TypeVar("Row")
 
 
 class NarrowRows(NamedTuple):
@@ -127,8 +123,8 @@ class Planner(NamedTuple):
             _write_lanes(made, batch, dialect)
         if batch.dedup_new or batch.dedup_gone is not None or batch.dedup_again or batch.keys is not None:
             _write_keys(made, batch, dialect)
-        if batch.ordered:
-            _write_orders(made, batch, dialect, self.max_statement_bytes)
+        if batch.ordered or (batch.members is not None and batch.members.new):
+            _write_linked(made, batch, dialect, self.max_statement_bytes)
         elif batch.inserts and inserts is None:
             _insert_items(made, batch.inserts, self.max_statement_bytes)
         made += inserts or ()
@@ -144,8 +140,8 @@ class Planner(NamedTuple):
         if any((batch.expiry_gone, batch.expiry_new, batch.failure_gone, batch.failure_new, batch.progress_new,
                 batch.progress_gone)):  # fmt: skip
             _partners(made, batch, dialect, self.max_statement_bytes)
-        if batch.ended_new or batch.ended_gone:
-            _ended_items(made, batch, dialect, self.max_statement_bytes)
+        if batch.ended_new or batch.ended_gone or batch.members is not None:
+            _end_items(made, batch, dialect, self.max_statement_bytes)
         if batch.item_gone:
             dialect.delete(made, "item", "id", batch.item_gone)
         if batch.lanes_gone:
@@ -176,22 +172,22 @@ def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_b
     """New metadata and times of changed items, and their new rows in `ready` and `timer`."""
     _set_metadata(made, dialect, batch.metadata_new, max_statement_bytes)
     times = [(item_id, f"{value:d}") for item_id, value in batch.deliver_after_new]
-    made += [_update(dialect, "deliver_after", piece, f"{_FIRST_AT}, ") for piece in _pieces(times, _CASE_ROWS)]
+    made += [_update(dialect, "deliver_after", piece, f"{_FIRST_AT}, ") for piece in pieces(times, CASE_ROWS)]
     if batch.failed_new:
-        most = max(1, min(_CASE_ROWS, max_statement_bytes // _FAILED_BYTES))
-        made += [_fail(dialect, piece) for piece in _pieces(batch.failed_new, most)]
+        most = max(1, min(CASE_ROWS, max_statement_bytes // _FAILED_BYTES))
+        made += [_fail(dialect, piece) for piece in pieces(batch.failed_new, most)]
     made += [_replace(dialect, item, max_statement_bytes) for item in batch.bodies_new]
     if batch.placed:
         for first in (False, True):
             placed = [row for row in batch.placed if row[3] is first]
-            made += [_place(dialect, piece, first=first) for piece in _pieces(placed, _CASE_ROWS)]
+            made += [_place(dialect, piece, first=first) for piece in pieces(placed, CASE_ROWS)]
     if batch.moved:
         dead = {row.id for row in batch.failure_new}  # the row of any other item that moves forgets its last failure
         for redriven in (False, True):
             moved = [row for row in batch.moved if (row[0] not in dead) is redriven]
-            made += [_move_to_lanes(dialect, piece, redriven=redriven) for piece in _pieces(moved, _CASE_ROWS)]
-    _insert(made, READY, [_SEVEN % row for row in batch.ready_new])
-    _insert(made, _TIMER, [_SEVEN % row for row in batch.timer_new])
+            made += [_move_to_lanes(dialect, piece, redriven=redriven) for piece in pieces(moved, CASE_ROWS)]
+    insert(made, READY, [_SEVEN % row for row in batch.ready_new])
+    insert(made, _TIMER, [_SEVEN % row for row in batch.timer_new])
 
 
 def _replace(dialect: Dialect, item: NewItem, max_statement_bytes: int) -> Statement:
@@ -238,23 +234,26 @@ def _set_columns(dialect: Dialect, before: str, columns: Sequence[str], rows: Se
 def _partners(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
     """Rows that some items have in addition: in `expiry`, `failure` and `progress`."""
     dialect.delete(made, "expiry", "id", batch.expiry_gone, EXPIRY_OF_ITEM, all_there=False)
-    _insert(made, _EXPIRY, [_TWO % row for row in batch.expiry_new])
+    insert(made, _EXPIRY, [_TWO % row for row in batch.expiry_new])
     dialect.delete(made, "failure", "id", batch.failure_gone, FAILURE_OF_ITEM, all_there=False)
     if batch.failure_new:
         rows = [_failure(row) for row in batch.failure_new]
-        _insert_pieces(made, _FAILURE, _pieces_by_bytes(rows, max_statement_bytes))
+        insert_pieces(made, _FAILURE, pieces_by_bytes(rows, max_statement_bytes))
     rows = [_progress(row) for row in batch.progress_new]
-    for piece in _pieces_by_bytes(rows, max_statement_bytes):
+    for piece in pieces_by_bytes(rows, max_statement_bytes):
         made += [(f"INSERT INTO {_PROGRESS} VALUES {','.join(piece)} {dialect.add_progress}", None)]
     dialect.delete(made, "progress", "id", batch.progress_gone, all_there=False)
 
 
-def _ended_items(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
-    _insert(made, _ENDED, [_SEVEN % row for row in batch.ended_new])
+def _end_items(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
+    """Items that are kept, and members of batches."""
+    insert(made, _ENDED, [_SEVEN % row for row in batch.ended_new])
     results = [f"({item_id:d},x'{data.hex()}')" for item_id, data in batch.results_new]
-    _insert_pieces(made, _RESULT, _pieces_by_bytes(results, max_statement_bytes))
+    insert_pieces(made, _RESULT, pieces_by_bytes(results, max_statement_bytes))
     dialect.delete(made, "done", "id", batch.ended_gone, ENDED_OF_ITEM)
     dialect.delete(made, "result", "id", batch.ended_gone, all_there=False)
+    if batch.members is not None:
+        write_members(made, batch.members, dialect, max_statement_bytes)
 
 
 def _progress(row: ProgressRow) -> str:
@@ -283,11 +282,11 @@ def _write_keys(made: list[Statement], batch: Batch, dialect: Dialect) -> None:
         from_ms, to_ms = batch.dedup_gone
         expired = f"DELETE FROM dedup WHERE expires_at >= {from_ms:d} AND expires_at <= {to_ms:d}"
         made.append((expired, None))
-    _insert(made, _DEDUP, [_dedup(row) for row in batch.dedup_new])
+    insert(made, _DEDUP, [_dedup(row) for row in batch.dedup_new])
     copied = () if keys is None else (*keys.copied, *keys.marks)
     made += [
         (f"REPLACE INTO {_DEDUP} VALUES {','.join([_dedup(row) for row in piece])}", None)
-        for piece in _pieces([*copied, *batch.dedup_again], ROWS)
+        for piece in pieces([*copied, *batch.dedup_again], ROWS)
     ]
     if keys is not None:
         _change_held_keys(made, keys, dialect)
@@ -295,7 +294,7 @@ def _write_keys(made: list[Statement], batch: Batch, dialect: Dialect) -> None:
 
 
 def _change_homes(made: list[Statement], keys: KeyRows) -> None:
-    for piece in _pieces(keys.homes, ROWS):
+    for piece in pieces(keys.homes, ROWS):
         rows = [f"(x'{home.digest.hex()}',{home.shard:d},{home.stamp:d})" for home in piece]
         made.append((f"REPLACE INTO {_ORDER_HOME} VALUES {','.join(rows)}", None))
     for _, digest, home in keys.homes_gone:
@@ -307,14 +306,14 @@ def _change_homes(made: list[Statement], keys: KeyRows) -> None:
 def _change_held_keys(made: list[Statement], keys: KeyRows, dialect: Dialect) -> None:
     """Keys that items hold, free or hold again, in this shard and elsewhere."""
     rows = [f"({key.id:d},x'{key.digest.hex()}',{hash_slot_of(key.digest):d},0,0,0)" for key in keys.held]
-    _insert(made, _HELD_KEY, rows)
+    insert(made, _HELD_KEY, rows)
     # A redrive may be taking the key of an item that has claimed it.
     free_at = f"CASE WHEN {_in_slots(keys.bits)} AND free_at = 0 THEN 0 ELSE 1 END"
     for dead, gone in ((0, keys.ended), (1, keys.dead)):
-        for ids in _pieces(gone, ROWS):
+        for ids in pieces(gone, ROWS):
             made.append((_set_held(dialect, ids, f"dead = {dead}, free_at = {free_at}"), None))
             made.append((dialect.free_keys.format(ids=",".join(map(str, ids))), None))
-    changes = [_set_held(dialect, ids, "dead = 0, free_at = 0") for ids in _pieces(keys.redriven, ROWS)]
+    changes = [_set_held(dialect, ids, "dead = 0, free_at = 0") for ids in pieces(keys.redriven, ROWS)]
     changes += [
         _set_held(dialect, [key.id], f"number = number + 1, free_at = {key.free_at_ms:d}") + " AND dead = 1"
         for key in keys.claims
@@ -332,7 +331,7 @@ def _change_held_keys(made: list[Statement], keys: KeyRows, dialect: Dialect) ->
         made.append((f"DELETE FROM dedup WHERE {which}", None))
     taken = [_dedup(row) for row in keys.taken]
     ending = dialect.take_keys.format(at=keys.taken_ms)
-    made += [(f"INSERT INTO {_DEDUP} VALUES {','.join(piece)} {ending}", None) for piece in _pieces(taken, ROWS)]
+    made += [(f"INSERT INTO {_DEDUP} VALUES {','.join(piece)} {ending}", None) for piece in pieces(taken, ROWS)]
 
 
 def _set_held(dialect: Dialect, ids: Sequence[int], sets: str) -> str:
@@ -366,11 +365,16 @@ def narrow_rows(items: Iterable[NewItem]) -> NarrowRows:
 
 
 def _insert_items(
-    made: list[Statement], items: Sequence[NewItem], max_statement_bytes: int, in_order: Sequence[NewOrdered] = ()
+    made: list[Statement],
+    items: Sequence[NewItem],
+    max_statement_bytes: int,
+    *,
+    in_order: bool = False,
+    members: bool = False,
 ) -> None:
-    """`in_order`: the same items, if they have order keys."""
+    """`in_order`: all have order keys. `members`: all belong to batches."""
     bodies: list[str] = []
-    narrow = bool(in_order)
+    narrow = in_order
     for item in items:
         key = (item.id, item.lane, item.priority, item.deliver_after_ms)
         metadata = "NULL" if item.metadata is None else f"x'{item.metadata.hex()}'"
@@ -379,55 +383,53 @@ def _insert_items(
         bodies.append(_BODY % (*key, *rest, item.payload.hex()))
         narrow = narrow or not item.unindexed or item.expires_at_ms > 0
     table = ITEM
-    if in_order:
-        orders = [f",x'{item.order_key.hex()}',x'{item.order_at.hex()}')" for item in in_order]
-        table, bodies = _ITEM_IN_ORDER, [body[:-1] + order for body, order in zip(bodies, orders, strict=True)]
+    if in_order or members:
+        table = f"{ITEM[:-1]}{', order_key, order_at' if in_order else ''}{', batch' if members else ''})"
+        bodies = [f"{body[:-1]}{_links(item)})" for body, item in zip(bodies, items, strict=True)]
     if sum(map(len, bodies)) <= min(ONE_PACKET_BYTES, max_statement_bytes // 2):
         made.append((f"INSERT INTO {table} VALUES {','.join(bodies)}", len(bodies)))
     else:
-        _insert_pieces(made, table, _pieces_by_bytes(bodies, max_statement_bytes))
+        insert_pieces(made, table, pieces_by_bytes(bodies, max_statement_bytes))
     if narrow:
         rows = narrow_rows(items)
         if rows.ready and not in_order:
-            _insert(made, READY, list(map(_NEW_READY.__mod__, rows.ready)))
+            insert(made, READY, list(map(_NEW_READY.__mod__, rows.ready)))
         insert_timed(made, rows)
 
 
-def _write_orders(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
-    """New items, some with order keys, and the places of such items."""
+def _links(item: NewItem) -> str:
+    """Return the columns of an item that has an order key, or a batch, or both."""
+    order = f",x'{item.order_key.hex()}',x'{item.order_at.hex()}'" if isinstance(item, NewOrdered) else ""
+    return f"{order},{item.batch:d}" if item.batch else order
+
+
+def _write_linked(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
+    """New items, some with order keys or in batches, and the places of items with order keys."""
     dialect.delete_ordered(made, [row[:3] for row in batch.order_gone])
-    in_order = [item for item in batch.inserts if isinstance(item, NewOrdered)]
-    if plain := [item for item in batch.inserts if not isinstance(item, NewOrdered)]:
-        _insert_items(made, plain, max_statement_bytes)
-    if in_order:
-        _insert_items(made, in_order, max_statement_bytes, in_order)
-    rows = [*(item.order_row for item in in_order), *batch.order_new]
-    _insert(made, _ORDERED, [_ordered(row) for row in rows])
+    kinds: dict[tuple[bool, bool], list[NewItem]] = {}
+    for item in batch.inserts:
+        kinds.setdefault((isinstance(item, NewOrdered), item.batch != 0), []).append(item)
+    for (in_order, members), items in sorted(kinds.items()):
+        _insert_items(made, items, max_statement_bytes, in_order=in_order, members=members)
+    rows = [*(item.order_row for item in batch.inserts if isinstance(item, NewOrdered)), *batch.order_new]
+    insert(made, _ORDERED, [_ordered(row) for row in rows])
     orders = [(item_id, f"x'{order_at.hex()}'") for item_id, order_at in batch.order_at_new]
-    made += [_update(dialect, "order_at", piece) for piece in _pieces(orders, _CASE_ROWS)]
+    made += [_update(dialect, "order_at", piece) for piece in pieces(orders, CASE_ROWS)]
 
 
 def insert_timed(made: list[Statement], rows: NarrowRows) -> None:
     """Append the rows of `timer` and `expiry`."""
     if rows.timer:
-        _insert(made, _TIMER, [_SEVEN % row for row in rows.timer])
+        insert(made, _TIMER, [_SEVEN % row for row in rows.timer])
     if rows.expiry:
-        _insert(made, _EXPIRY, [_TWO % row for row in rows.expiry])
-
-
-def _insert(made: list[Statement], table: str, rows: list[str]) -> None:
-    _insert_pieces(made, table, _pieces(rows, ROWS))
-
-
-def _insert_pieces(made: list[Statement], table: str, pieces: Iterable[list[str]]) -> None:
-    made += [(f"INSERT INTO {table} VALUES {','.join(rows)}", len(rows)) for rows in pieces]
+        insert(made, _EXPIRY, [_TWO % row for row in rows.expiry])
 
 
 def _set_metadata(
     made: list[Statement], dialect: Dialect, pairs: list[tuple[int, bytes]], max_statement_bytes: int
 ) -> None:
     rows = [(item_id, f"x'{value.hex()}'") for item_id, value in pairs]
-    for piece in _pieces(rows, _CASE_ROWS):
+    for piece in pieces(rows, CASE_ROWS):
         if sum(len(value) for _, value in piece) > max_statement_bytes // 2:
             made += [_update(dialect, "metadata", [row]) for row in piece]
         else:
@@ -443,8 +445,8 @@ def _update(dialect: Dialect, column: str, rows: Sequence[tuple[int, str]], befo
 
 def _write_lanes(made: list[Statement], batch: Batch, dialect: Dialect) -> None:
     if batch.lanes_new:
-        _insert(made, _LANE, [f"({_lane(row)})" for row in batch.lanes_new])
-    made += [_weigh(dialect, piece) for piece in _pieces(batch.weights, _CASE_ROWS)]
+        insert(made, _LANE, [f"({_lane(row)})" for row in batch.lanes_new])
+    made += [_weigh(dialect, piece) for piece in pieces(batch.weights, CASE_ROWS)]
 
 
 def _lane(row: LaneRow) -> str:
@@ -474,27 +476,3 @@ def _hex(names: Iterable[bytes]) -> str:
 
 def _dedup(row: DedupRow) -> str:
     return f"(x'{row.digest.hex()}',{row.content:d},{row.id:d},{row.expires_at_ms:d})"
-
-
-def _pieces(rows: list[Row], count: int) -> Sequence[list[Row]]:
-    if len(rows) <= count:
-        return (rows,) if rows else ()
-    return [rows[at : at + count] for at in range(0, len(rows), count)]
-
-
-def _pieces_by_bytes(rows: list[str], max_statement_bytes: int) -> Iterator[list[str]]:
-    wanted = min(_STATEMENT_BYTES, max_statement_bytes)
-    piece: list[str] = []
-    size = 0
-    for row in rows:
-        length = len(row) + 1
-        if size + length > wanted or len(piece) == ROWS:
-            if piece:
-                yield piece
-            piece, size = [], 0
-            if length + 256 > max_statement_bytes:
-                raise RowRejected(TOO_LARGE)
-        piece.append(row)
-        size += length
-    if piece:
-        yield piece

@@ -12,6 +12,9 @@ the missing rows that the database has room for.
 `dedup` keeps the keys of enqueued items until they expire. An item that frees its key when it starts or is done has a
 row in `held_key`, in its own shard; the key itself may be in another shard by then, and the row stays until that shard
 has freed the key. A dead letter's row stays for a redrive.
+`member` has the items of batches until they end. A member that has failed keeps its row (`dead`), also where its item
+is gone. `batch_count` counts the members of a batch on this shard. The home of a batch has it in `item_batch`, and the
+last counts of each shard in `batch_part` (`foqs.item_batch`).
 Rows that move are narrow, and each table is clustered on the order in which it is scanned.
 
 A change of these tables needs a higher `SCHEMA_VERSION`, and a step in `foqs.store.migrate` that brings older databases
@@ -26,9 +29,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS
+from foqs.item_batch import ID_BYTES, MOST_FAILED_IDS
 from foqs.order import HEAD_BYTES
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The version of these tables. A host serves no database of another one."""
 RESTORING = 0
 """In place of a version, while a dump is loaded: no foqs opens, migrates or completes such a database."""
@@ -40,6 +44,9 @@ HELD_KEY_BY_TIME = "held_key_by_time"
 ENDED_BY_LANE = "done_by_lane"
 ENDED_OF_ITEM = "done_of_item"
 FAILURE_OF_ITEM = "failure_of_item"
+MEMBER_BY_BATCH = "member_by_batch"
+COUNT_BY_SENT = "batch_count_by_sent"
+BATCH_BY_END = "item_batch_by_end"
 
 # Names are bytes: a default collation would make `A` equal `a`.
 # `item.first_at`: the item's first `deliver_after` since its enqueue or its last redrive, once it has another one.
@@ -47,6 +54,7 @@ FAILURE_OF_ITEM = "failure_of_item"
 # `item.last_failure`: the last attempt that failed (`LastFailure.pack`). NULL: none has failed since the enqueue or the
 # last redrive.
 # `item.order_at`: `Order.pack`. It stays when the item ends or is a dead letter, and is NULL without an order key.
+# `item.batch`: NULL for an item that is in none.
 # `shard.one` is always 1. `shard.identity` is the shard's UUID, which a restored copy has too. An owner fills an empty
 # one. `shard.restored_ms` and `leases_ended`: when an owner found that the database is an older copy, and how many
 # leases it ended. -1: a dump was put back, and no owner has opened it yet.
@@ -67,6 +75,7 @@ CREATE TABLE item (
     last_failure BLOB,
     order_key VARBINARY(255),
     order_at VARBINARY({HEAD_BYTES + DIGEST_BYTES}),
+    batch BIGINT,
     PRIMARY KEY (id)
 );
 CREATE TABLE ready (
@@ -202,6 +211,59 @@ CREATE TABLE order_home (
     shard INTEGER NOT NULL,
     stamp BIGINT NOT NULL,
     PRIMARY KEY (digest)
+);
+CREATE TABLE member (
+    id BIGINT NOT NULL,
+    batch BIGINT NOT NULL,
+    dead TINYINT NOT NULL,
+    PRIMARY KEY (id),
+    INDEX {MEMBER_BY_BATCH} (batch, dead, id)
+);
+CREATE TABLE batch_count (
+    batch BIGINT NOT NULL,
+    members BIGINT NOT NULL,
+    completed BIGINT NOT NULL,
+    failed BIGINT NOT NULL,
+    expired BIGINT NOT NULL,
+    deleted BIGINT NOT NULL,
+    cancelled BIGINT NOT NULL,
+    dropped BIGINT NOT NULL,
+    lease_ended BIGINT NOT NULL,
+    changes BIGINT NOT NULL,
+    unsent TINYINT NOT NULL,
+    PRIMARY KEY (batch),
+    INDEX {COUNT_BY_SENT} (unsent, batch)
+);
+CREATE TABLE item_batch (
+    id BIGINT NOT NULL,
+    ns VARBINARY(255) NOT NULL,
+    state TINYINT NOT NULL,
+    created_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    ended_at BIGINT NOT NULL,
+    parent BIGINT NOT NULL,
+    on_success MEDIUMBLOB,
+    on_end MEDIUMBLOB,
+    success_id BIGINT NOT NULL,
+    end_id BIGINT NOT NULL,
+    PRIMARY KEY (id),
+    INDEX {BATCH_BY_END} (ended_at, id)
+);
+CREATE TABLE batch_part (
+    batch BIGINT NOT NULL,
+    shard INTEGER NOT NULL,
+    epoch BIGINT NOT NULL,
+    serial BIGINT NOT NULL,
+    members BIGINT NOT NULL,
+    completed BIGINT NOT NULL,
+    failed BIGINT NOT NULL,
+    expired BIGINT NOT NULL,
+    deleted BIGINT NOT NULL,
+    cancelled BIGINT NOT NULL,
+    dropped BIGINT NOT NULL,
+    lease_ended BIGINT NOT NULL,
+    failed_ids VARBINARY({MOST_FAILED_IDS * ID_BYTES}) NOT NULL,
+    PRIMARY KEY (batch, shard)
 );
 CREATE TABLE setting (
     ns VARBINARY(255) NOT NULL,

@@ -196,7 +196,7 @@ class MemoryHost:
         if engine.state.waiting or len(scheduler.here) != scheduled:
             return 0
         beats = scheduler.beat, self._node.runner.ticker.tick
-        return min(engine.due_ms(self.time.now_ms()), scheduler.next_ms, self.time.due_ms(without=beats))
+        return min(engine.due_ms(self.time.now_ms(), looks=False), scheduler.next_ms, self.time.due_ms(without=beats))
 
     def _busy(self) -> bool:
         state = self._node.engine.state

@@ -130,6 +130,7 @@ _MOST_PAIRS = 7
 """Of the headers of an item: `scan` lets requests through in which each item has this number."""
 _FAIRNESS, _WEIGHT = field_head(STRING, 12), field_head(I32, 14)
 _THROTTLES = field_head(LIST, 13) + bytes((STRING,))
+_BATCH = field_head(I64, 20)
 _WORKER, _SECOND_WORKER, _BEGINS = field_head(STRING, 6), field_head(STRING, 7), field_head(I32, 8)
 _MOST, _SECOND_MOST = field_head(I32, 9), field_head(I32, 10)
 
@@ -236,8 +237,8 @@ def _headers(frame: bytes, at: int) -> tuple[dict[str, str], int]:
 
 
 def _tenancy(spec: Any, frame: bytes, at: int) -> int:
-    """Read what an item may have behind its delivery: a deduplication key, a tenant, throttle keys and a weight. Return
-    where the item ends. Raises an error of `MISFITS`."""
+    """Read what an item may have behind its delivery: a deduplication key, a tenant, throttle keys, a weight and a
+    batch. Return where the item ends. Raises an error of `MISFITS`."""
     if frame.startswith(_DEDUP, at):
         _, size = _text(frame, at)
         spec.dedup_key = frame[at + 7 : at + 7 + size].decode()
@@ -259,6 +260,9 @@ def _tenancy(spec: Any, frame: bytes, at: int) -> int:
     if frame.startswith(_WEIGHT, at):
         spec.weight = _i32(frame, at)[1]
         at += 7
+    if frame.startswith(_BATCH, at):
+        spec.batch = _i64(frame, at)[1]
+        at += 11
     if frame[at] != STOP:
         raise ValueError("an item of another form")
     return at + 1

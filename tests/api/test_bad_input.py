@@ -89,8 +89,18 @@ def requests() -> list[bytes]:
         "GetActiveTopics": idl.GetActiveTopicsRequest("ns", 10, "cursor", True, True, True, context),
         "GetItem": idl.GetItemRequest(5, "ns", "key", context),
         "GetResult": idl.GetResultRequest(5, 0, context),
+        "CreateBatch": idl.CreateBatchRequest(
+            "ns", idl.ItemSpec("t", b"x"), idl.ItemSpec("t", b"x", b"m", {"a": "b"}), 60_000, 1 << 60, context
+        ),
+        "CloseBatch": idl.CloseBatchRequest("ns", 5, context),
+        "CancelBatch": idl.CancelBatchRequest("ns", 5, context),
+        "GetBatch": idl.GetBatchRequest("ns", 5, context),
+        "ReportMembers": idl.ReportMembersRequest(
+            1, [idl.MemberReport(5, 2, 1, 1, idl.BatchCounts(1, 0, 0, 0, 0, 0, 0, 0), [5], "ns")] * 2, context
+        ),
+        "AskMembers": idl.AskMembersRequest(1, [idl.MemberQuestion(5, True, True)] * 2, context),
         "ListItems": idl.ListItemsRequest(
-            "ns", "topic", 1, 10, "cursor", 1, "acme", idl.ItemFilter(1, 2, 3, 4, {"a": "b"}, "c"), 5, context
+            "ns", "topic", 1, 10, "cursor", 1, "acme", idl.ItemFilter(1, 2, 3, 4, {"a": "b"}, "c", "k", 5), 5, context
         ),
         "DeleteItems": idl.DeleteItemsRequest([1, 2, 3], context),
         "ChangeItems": idl.ChangeItemsRequest([1, 2, 3], 1, 5, context=context),

@@ -274,6 +274,7 @@ def test_a_search_ends_early_where_the_host_becomes_full(host: OneHost, monkeypa
         ({"failure_contains": ""}, "failure_contains must have 1 to 1024 bytes"),
         ({"failure_contains": "x" * 1_025}, "failure_contains must have 1 to 1024 bytes"),
         ({"headers": {"a": "x" * 5_000}}, "headers have 5001 bytes, more than 4096"),
+        ({"batch": 0}, "batch is 0: give the id of a batch"),
     ],
 )
 def test_a_wrong_filter(host: OneHost, conditions: dict[str, Any], why: str) -> None:

@@ -54,6 +54,7 @@ def items(draw: Any, lanes: Any) -> Any:
     body = Body(
         draw(I64), 1, draw(I32), draw(TIMES), draw(TIMES), expires_at_ms, 5, delivery, draw(st.binary(max_size=300)),
         metadata, headers, None if order_key is None else order_key.encode(), checkpoint=checkpoint,
+        batch=draw(st.just(0) | st.integers(1, (1 << 63) - 1)),
     )  # fmt: skip
     item = Item(body.id, lane, body.priority, draw(TIMES), draw(I32), draw(I64), 0, body)
     item.lease_expires_at_ms = draw(TIMES)

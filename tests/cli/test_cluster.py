@@ -235,7 +235,13 @@ def test_a_shard_with_items_is_removed_by_their_number(a: Player, run: Run, tmp_
     assert "the items of shard 1 cannot be counted" in away.err
     assert "--uncounted" in away.err
     (tmp_path / "away.db").rename(file)
-    assert run("shards", "remove", "1", "--yes", "--items", "2").code == 0
+    with sqlite3.connect(file) as database:
+        columns = [name for _, name, *_ in database.execute("PRAGMA table_info(item_batch)")]
+        values = [0 if name == "ended_at" else 1 for name in columns]
+        database.execute(f"INSERT INTO item_batch VALUES ({', '.join('?' * len(columns))})", values)
+    ran = run("shards", "remove", "1", "--yes", "--items", "2")
+    assert (ran.code, "shard 1 is the home of 1 batch that has not ended: cancel them" in ran.err) == (1, True)
+    assert run("shards", "remove", "1", "--yes", "--items", "2", "--batches", "1").code == 0
     a.sees(lambda facts: not facts.shards)
 
 

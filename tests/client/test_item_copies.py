@@ -28,6 +28,7 @@ from foqs.client.item_copies import (
     item_json,
     job_of,
     lease_of_line,
+    spec_json,
     spec_of_line,
     store_copies,
 )
@@ -53,6 +54,25 @@ def test_what_dequeue_writes_can_be_acked_and_enqueued_again(payload, metadata, 
     }
     again = spec(json.dumps(fields))
     assert again == ItemSpec("x", payload, metadata, priority=priority, delay_ms=7, delivery=Delivery.AT_MOST_ONCE)
+
+
+def test_a_copy_is_of_no_batch():
+    line = json.dumps(item_json(Item(id=5, topic="x", payload=b"p", batch=1 << 60))).encode()
+    assert json.loads(line)["batch"] == str(1 << 60)
+    assert copy_of_line(line, topic=None, now_ms=lambda: 0).batch is None
+    assert copy_of_line(line, topic=None, now_ms=lambda: 0, batch=7).batch == 7
+    assert "batch" not in item_json(Item(id=5, topic="x"))
+
+
+def test_a_line_names_a_batch():
+    for value in ("1152921504606846976", 1 << 60, "0x1000000000000000"):
+        assert spec_of_line(json.dumps({"batch": value}).encode(), topic="t", batch=5).batch == 1 << 60
+    assert spec_of_line(b'{"batch": null}', topic="t", batch=5).batch == 5
+    with pytest.raises(Invalid, match="'x' is not the id of a batch"):
+        spec_of_line(b'{"batch": "x"}', topic="t")
+    made = ItemSpec("t", b"x", batch=1 << 60)
+    assert spec_of_line(json.dumps(spec_json(made)).encode(), topic="") == made
+    assert "batch" not in spec_json(ItemSpec("t", b"x"))
 
 
 def test_an_order_key_goes_with_a_copy():

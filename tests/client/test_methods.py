@@ -68,17 +68,30 @@ def fields(request: Any) -> bytes:
     return encode_struct(request)[:-1]
 
 
+IDS = st.integers(1, (1 << 63) - 1)
+
+
+@given(NAMES, NAMES, st.none() | IDS)
+def test_one_item_in_order_is_the_codecs_bytes(topic: str, order_key: str, batch: int | None) -> None:
+    request = idl.EnqueueRequest("n", [ItemSpec(topic, b"x", order_key=order_key, batch=batch)])
+    assert enqueue_request("n", topic, b"x", order_key=order_key, batch=batch) == fields(request)
+
+
 @given(NAMES, NAMES, st.binary(max_size=300), I32)
 def test_one_item_to_enqueue_is_the_codecs_bytes(ns: str, topic: str, payload: bytes, priority: int) -> None:
     request = idl.EnqueueRequest(ns, [ItemSpec(topic, payload, priority=priority)])
     assert enqueue_request(ns, topic, payload, priority=priority) == fields(request)
 
 
-@given(NAMES, st.none() | NAMES, st.none() | st.lists(NAMES, max_size=9), st.none() | I32)
+@given(NAMES, st.none() | NAMES, st.none() | st.lists(NAMES, max_size=9), st.none() | I32, st.none() | IDS)
 def test_one_item_of_a_tenant_is_the_codecs_bytes(
-    topic: str, fairness_key: str | None, throttle_keys: list[str] | None, weight: int | None
+    topic: str,
+    fairness_key: str | None,
+    throttle_keys: list[str] | None,
+    weight: int | None,
+    batch: int | None,
 ) -> None:
-    options: Any = {"fairness_key": fairness_key, "throttle_keys": throttle_keys, "weight": weight}
+    options: Any = {"fairness_key": fairness_key, "throttle_keys": throttle_keys, "weight": weight, "batch": batch}
     request = idl.EnqueueRequest("n", [ItemSpec(topic, b"x", **options)])
     assert enqueue_request("n", topic, b"x", **options) == fields(request)
 
@@ -148,6 +161,7 @@ def test_acks_with_a_dequeue_are_the_codecs_bytes(
         {"topic": []}, {"payload": "text"}, {"payload": bytearray(b"x")}, {"priority": 1 << 31}, {"priority": None},
         {"priority": 1.0}, {"fairness_key": 1}, {"throttle_keys": "key"}, {"throttle_keys": [b"key"]},
         {"throttle_keys": [[]]}, {"weight": 1 << 31}, {"weight": "1"}, {"fairness_key": "a", "delay_ms": 1},
+        {"batch": 0}, {"batch": "1"}, {"batch": True}, {"batch": 1 << 63},
     ],
 )  # fmt: skip
 def test_an_unusual_item_is_left_to_the_codec(options: dict[str, Any]) -> None:

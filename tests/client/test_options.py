@@ -99,6 +99,11 @@ BAD: dict[str, list[Any]] = {
     "begins": INTEGERS,
     "result": ["x", 5, b"x" * 65_537, Unreadable()],
     "dedup_key": [*NAMES, None],
+    "batch": IDS,
+    "parent": [one for one in IDS if one is not None],
+    "on_success": OBJECTS,
+    "on_end": OBJECTS,
+    "ttl_ms": [*INTEGERS, 0, 999, 366 * 86_400_000 + 1],
     "most": INTEGERS,
     "weights": [5, ["a"], *WEIGHTS, {"t": 1}, {"other": 1}],
     "holding": [5, ["a"], {"a": -1}, {"a": True}, {"a": "1"}],
@@ -207,7 +212,7 @@ REPLACED = {
 }
 GOOD: dict[str, Any] = {
     "topic": "t", "topics": "t", "dedup_key": "k", "name": "n",
-    "item": Lease(1, 2), "item_id": 1, "items": [], "nacks": [], "item_ids": [],
+    "item": Lease(1, 2), "item_id": 1, "batch": 1, "items": [], "nacks": [], "item_ids": [],
     "done": [], "hung": {}, "sample": ItemSpec("t", b""), "source": "x", "handler": lambda item: None,
     "spec": ItemSpec("t", b""), "decide": lambda entries: ({}, ()), "fields": {"x": 1}, "key": "k",
 }  # fmt: skip
@@ -334,6 +339,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     *[({"order_key": value}, "order_key") for value in (1, b"x", True)],
     ({"order_key": "k", "dedup_key": "d"}, "both dedup_key and order_key"),
     ({"dedup_key": 1}, "dedup_key"),
+    *[({"batch": value}, "batch") for value in ("4", b"4", 1.5, True, 0, -1, 1 << 63)],
 ]
 
 

@@ -25,14 +25,14 @@ def test_a_search_with_all_conditions(peer: Peer) -> None:
     peer.meddle = script("ListItems", idl.ListItemsResponse([], "c", 10_000))
     wanted = ItemFilter(
         ItemState.LEASED, "acme", {"a": "b"}, enqueued_before_ms=NOW_MS + 9, enqueued_after_ms=NOW_MS, min_priority=-1,
-        max_priority=4, failure_contains="SMTP",
+        max_priority=4, failure_contains="SMTP", order_key="k", batch=1 << 60,
     )  # fmt: skip
     with client_of(peer) as client:
         assert client.search_items("t", filter=wanted, page_items=7, cursor="b") == ((), "c", 10_000)
     (asked,) = peer.named("ListItems")
     assert (asked.ns, asked.topic, asked.state, asked.limit, asked.cursor) == ("ns", "t", 3, 7, "b")
     assert (asked.fairness_key, asked.most_looked_at) == ("acme", None)
-    assert asked.filter == idl.ItemFilter(-1, 4, NOW_MS + 9, NOW_MS, {"a": "b"}, "SMTP")
+    assert asked.filter == idl.ItemFilter(-1, 4, NOW_MS + 9, NOW_MS, {"a": "b"}, "SMTP", "k", 1 << 60)
 
 
 def test_one_priority_is_a_range(peer: Peer) -> None:

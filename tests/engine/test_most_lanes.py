@@ -46,7 +46,7 @@ def topics_of(lab: Laboratory) -> set[str]:
 @pytest.fixture
 def only_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty lanes are not removed ahead of need."""
-    monkeypatch.setattr("foqs.engine.batch_build._LANES_SHARE", 2)
+    monkeypatch.setattr("foqs.engine.idle_lanes._LANES_SHARE", 2)
 
 
 @pytest.mark.usefixtures("only_when_needed")

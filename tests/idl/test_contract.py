@@ -26,6 +26,7 @@ METHODS = [
     "AwaitSettings",
     "ReleaseLeases", "ListSchedules", "RunSchedule", "GetThrottles", "ExplainItem", "TryHook", "GetStatus",
     "ListConsumers", "GetRates",
+    "CreateBatch", "CloseBatch", "CancelBatch", "GetBatch", "ReportMembers", "AskMembers",
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pytest
 from foqs.opened import Backlog, Opened
 from foqs.rows import BACKLOG_SHIFT, Batch
 from foqs.store.protocol import CommitUnknown, Fenced, RowRejected, ShardRefused, ShardStore, StoreDown
+from tests.store.batch_contract import BatchContract
 from tests.store.dead_contract import DeadContract
 from tests.store.dead_read_contract import DeadReadContract
 from tests.store.ended_contract import EndedContract
@@ -50,6 +51,7 @@ class StoreContract(
     DeadReadContract,
     EndedContract,
     OrderContract,
+    BatchContract,
     ProgressContract,
     LastFailureContract,
 ):

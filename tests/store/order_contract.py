@@ -35,11 +35,8 @@ _NUMBER = 10_000
 def ordered(number: int, digest: bytes = A, key: bytes = b"key", **fields: Any) -> NewOrdered:
     """An item of lane 2 with an order key."""
     plain = new_item(number, **{"lane": 2, **fields})
-    made = NewOrdered(
-        plain.payload, plain.metadata, plain.headers, plain.priority, plain.deliver_after_ms, plain.due_ms,
-        plain.enqueued_at_ms, plain.expires_at_ms, plain.lease_ms, plain.delivery,
-    )  # fmt: skip
-    made.id, made.lane, made.digest, made.key = plain.id, plain.lane, digest, key
+    made = NewOrdered.of(plain, key, digest)
+    made.id, made.lane = plain.id, plain.lane
     return made
 
 

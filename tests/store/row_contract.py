@@ -63,6 +63,8 @@ def body(item: NewItem) -> Body:
         item.headers,
         item.order_key,
         item.order_at,
+        None,
+        item.batch,
     )
 
 

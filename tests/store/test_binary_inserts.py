@@ -164,7 +164,8 @@ def test_commands_behind_a_deadlock_change_nothing(shard: BinaryShard, store: Bi
 def body_row(item: NewItem) -> list[object]:
     """The row of `item`, in the order of its columns."""
     made = body(item)
-    return [*made[:8], made.metadata, made.headers, made.payload, None, None, item.order_key, item.order_at]
+    order = item.order_key, item.order_at
+    return [*made[:8], made.metadata, made.headers, made.payload, None, None, *order, item.batch or None]
 
 
 @SERVERS

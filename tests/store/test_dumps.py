@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from foqs.ids import Mark
+from foqs.item_batch import MOST_FAILED_IDS, MemberRows
 from foqs.rows import Batch, LaneRow
 from foqs.store import dump as dump_module
 from foqs.store import dump_tools
@@ -31,6 +32,7 @@ from foqs.store.sql import SqlStore
 from foqs.store.tables import SCHEMA_VERSION
 from tests.api.hosts import start
 from tests.conftest import PRODUCTS, SHARD_KINDS, NewShardUrl, NewTools, Server
+from tests.store.batch_contract import ONE, home, member, part
 from tests.store.copies import dump as tables_of
 from tests.store.order_contract import ordered
 from tests.store.row_contract import insert, ready_key, timer_row
@@ -75,6 +77,12 @@ def test_a_dump_has_each_row_as_it_is(shard: Shard, new_shard_url: NewShardUrl, 
     url, store = shard
     in_order = ordered(3, bytes(range(0xF0, 0x100)), "ключ'\\\0".encode(), lane=1)
     store.commit(Batch(inserts=[in_order, ordered(4, lane=1, due_ms=NOW_MS)], ordered=True, next_number=10))
+    failed = tuple(range(0xF0, 0xF0 + MOST_FAILED_IDS))
+    rows = MemberRows(
+        new=[(member(5).id, ONE), (77, ONE)], failed=[77], created=[home(ONE, on_end=bytes(range(256)))],
+        parts=[part(ONE, failed_ids=failed)],
+    )  # fmt: skip
+    store.commit(Batch(inserts=[member(5)], members=rows, next_number=10))
     dump, made = backed_up(url, tmp_path / "new" / "dumps")
     assert dump.name == f"shard-{NUMBER}-20260214T030000Z.{'sqlite' if url.startswith('sqlite') else 'sql'}.gz"
     assert read_manifest(dump) == made == decode_manifest(made.encoded())

@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 
 from foqs.cli import shard_databases as commands
 from foqs.errors import PROTOCOL_VERSION
+from foqs.item_batch import Counts
 from foqs.rows import Batch, FailureCause, FailureRow, LaneRow, LastFailure
 from foqs.store import maintenance, migrate
 from foqs.store.checkup import check_up
@@ -25,6 +26,8 @@ from foqs.store.server import Finding
 from foqs.store.sql import SqlStore
 from foqs.store.tables import LANE_OF_NAMES, SCHEMA_VERSION
 from tests.store.asking import findings_of, run
+from tests.store.batch_contract import counts_of, member
+from tests.store.batch_contract import put as put_members
 from tests.store.order_contract import in_order, ordered, put
 from tests.store.row_contract import body, ready_key, ready_row
 from tests.store.shards import new_item
@@ -40,6 +43,10 @@ RAISED = f"UPDATE shard SET version = {SCHEMA_VERSION} WHERE one = 1"
 WITHOUT_ORDERS = (
     "ALTER TABLE item DROP COLUMN order_key", "ALTER TABLE item DROP COLUMN order_at", "DROP TABLE ordered",
     "DROP TABLE order_home",
+)  # fmt: skip
+WITHOUT_BATCHES = (
+    "ALTER TABLE item DROP COLUMN batch", "DROP TABLE member", "DROP TABLE batch_count", "DROP TABLE item_batch",
+    "DROP TABLE batch_part",
 )  # fmt: skip
 REMEDY = "stop the hosts, and run `foqs shards migrate`"
 WHY = f"the schema of the database is version {OLD}, and this foqs needs version {SCHEMA_VERSION}"
@@ -118,6 +125,7 @@ def test_a_database_of_version_4_keeps_its_items(shard_url: str) -> None:
     run(
         shard_url,
         *WITHOUT_ORDERS,
+        *WITHOUT_BATCHES,
         "ALTER TABLE item DROP COLUMN last_failure",
         "ALTER TABLE failure DROP COLUMN worker",
     )
@@ -142,7 +150,7 @@ def test_a_database_of_version_5_gets_orders(shard_url: str, begun: int) -> None
     plain = new_item(1)
     store.commit(Batch(lanes_new=[LaneRow(1, b"ns", b"topic", b"")], inserts=[plain], next_number=10))
     store.close(clean=True)
-    run(shard_url, *WITHOUT_ORDERS, "UPDATE shard SET version = 5")
+    run(shard_url, *WITHOUT_ORDERS, *WITHOUT_BATCHES, "UPDATE shard SET version = 5")
     run(shard_url, *plan_migration(shard_url, NUMBER).statements[:begun])
     assert migrate_schema(shard_url, NUMBER) == 5
     assert (version_of(shard_url), check_tables(shard_url)) == (SCHEMA_VERSION, [])
@@ -152,6 +160,30 @@ def test_a_database_of_version_5_gets_orders(shard_url: str, begun: int) -> None
     put(store, item)
     assert sorted(store.bodies([plain.id, item.id])) == [body(plain), body(item)]
     assert store.orders_behind(b"", 5) == [in_order(item)]
+    store.close(clean=True)
+
+
+@pytest.mark.parametrize("begun", range(6))
+def test_a_database_of_version_6_gets_batches(shard_url: str, begun: int) -> None:
+    """Also after the migration was interrupted behind one of its statements."""
+    create_schema(shard_url, NUMBER)
+    store = SqlStore(shard_url, shard=NUMBER)
+    store.open("owner", take_over=False)
+    plain, in_turn = new_item(1), ordered(2)
+    store.commit(Batch(lanes_new=[LaneRow(1, b"ns", b"topic", b"")], inserts=[plain], next_number=10))
+    put(store, in_turn)
+    store.close(clean=True)
+    run(shard_url, *WITHOUT_BATCHES, "UPDATE shard SET version = 6")
+    run(shard_url, *plan_migration(shard_url, NUMBER).statements[:begun])
+    assert migrate_schema(shard_url, NUMBER) == 6
+    assert (version_of(shard_url), check_tables(shard_url)) == (SCHEMA_VERSION, [])
+    store = SqlStore(shard_url, shard=NUMBER)
+    assert store.open("owner", take_over=False).batches is False
+    new = member(3)
+    put_members(store, new)
+    items = [plain, in_turn, new]
+    assert sorted(store.bodies([item.id for item in items])) == [body(item) for item in items]
+    assert counts_of(store).counts == Counts(1)
     store.close(clean=True)
 
 
@@ -282,7 +314,7 @@ def first_version(url: str) -> None:
     else:
         back = [f"DROP INDEX {LANE_OF_NAMES}", "ALTER TABLE lane DROP COLUMN rules"]
         back.append(f"CREATE UNIQUE INDEX {LANE_OF_NAMES} ON lane {names}")
-    later = ["DROP TABLE progress", "DROP TABLE held_key", *WITHOUT_ORDERS]
+    later = ["DROP TABLE progress", "DROP TABLE held_key", *WITHOUT_ORDERS, *WITHOUT_BATCHES]
     run(url, *back, "ALTER TABLE failure DROP COLUMN rules", *later, "UPDATE shard SET version = 1")
 
 

@@ -8,8 +8,10 @@ from contextlib import closing
 
 import pytest
 
+from foqs.item_batch import Counts, HowEnded, MemberRows
 from foqs.order import Order, Standing
 from foqs.rows import Batch, EndedRow, EndedState, FailureCause, FailureRow, LaneRow
+from foqs.store.batch_reads import BatchReads
 from foqs.store.checkup import check_shard, partner_findings
 from foqs.store.dialect import dialect_of
 from foqs.store.link import Database, Link
@@ -17,6 +19,7 @@ from foqs.store.maintenance import create_schema
 from foqs.store.server import version
 from foqs.store.sql import SqlStore
 from tests.store.asking import run
+from tests.store.batch_contract import ONE, TWO, home, member, part
 from tests.store.contract import LANE, insert
 from tests.store.order_contract import ordered
 from tests.store.shards import NOW_MS, new_item
@@ -35,7 +38,7 @@ DAMAGES = {
         "1 row of table item have a row in timer and one in done"
     ],
     "DELETE FROM expiry": ["1 row of table item have a TTL and no row in expiry"],
-    "DELETE FROM lane WHERE lane = 1": ["7 rows of table item refer to lanes that table lane lacks"],
+    "DELETE FROM lane WHERE lane = 1": ["8 rows of table item refer to lanes that table lane lacks"],
     "DELETE FROM item WHERE id = {ready}": ["1 row of table ready have no item"],
     "DELETE FROM item WHERE id = {timer}": ["1 row of table timer have no item"],
     "DELETE FROM item WHERE id = {ttl}": ["1 row of table ready have no item", "1 row of table expiry have no item"],
@@ -64,6 +67,15 @@ DAMAGES = {
         "1 row of table ordered have no item, or one with other values",
         "1 row of table ordered are of dead letters, or of items that have ended",
     ],
+    "DELETE FROM item WHERE id = {member}": [
+        "1 row of table ready have no item",
+        "1 row of table member have no item, or one of another batch",
+    ],
+    "UPDATE item SET batch = 7 WHERE id = {member}": ["1 row of table member have no item, or one of another batch"],
+    "UPDATE item SET batch = NULL WHERE id = {member}": ["1 row of table member have no item, or one of another batch"],
+    "DELETE FROM item_batch WHERE id = {child}": ["1 row of table member have no item, or one of another batch"],
+    "DELETE FROM member WHERE id = {member}": ["1 row of table item belong to batches and have no row in member"],
+    "DELETE FROM item_batch WHERE id = {batch}": ["2 rows of table batch_part count members of batches that"],
 }
 LOST = {
     "DELETE FROM ordered WHERE id = {ordered}": "1 row of table item have an order key",
@@ -74,9 +86,10 @@ LOST = {
     "WHERE id = {dead}; DELETE FROM ready WHERE id = {dead}": "1 row of table item have an order key",
 }
 """Of these only a backup knows the place."""
-READY, TIMER, TTL, DEAD, TAIL, ENDED, ORDERED, LATE = (new_item(number).id for number in range(1, 9))
+READY, TIMER, TTL, DEAD, TAIL, ENDED, ORDERED, LATE, MEMBER = (new_item(number).id for number in range(1, 10))
 IDS = {
     "ready": READY, "timer": TIMER, "ttl": TTL, "dead": DEAD, "ended": ENDED, "ordered": ORDERED, "late": LATE,
+    "member": MEMBER, "batch": ONE, "child": TWO,
 }  # fmt: skip
 
 
@@ -87,7 +100,8 @@ def failure_of(item_id: int) -> FailureRow:
 @pytest.fixture
 def url(shard_url: str) -> str:
     """A ready item, a delayed one, one with a TTL, a dead letter, one that has no row yet, one that has ended, and two
-    with order keys, one of them delayed and moved to a late place, of a living owner."""
+    with order keys, one of them delayed and moved to a late place, of a living owner. A batch, whose members are an
+    item, another batch, and a failed item that is gone."""
     create_schema(shard_url, 7)
     store = SqlStore(shard_url, shard=7)
     store.open("owner", take_over=False)
@@ -118,6 +132,11 @@ def url(shard_url: str) -> str:
             order_new=[late.order_row._replace(place=order.place)],
         )
     )
+    rows = MemberRows(
+        new=[(MEMBER, ONE), (TWO, ONE), (77, ONE), (78, ONE)], failed=[77], ended={HowEnded.COMPLETED: [78]},
+        created=[home(ONE), home(TWO, parent=ONE)], parts=[part(ONE, 1), part(ONE, 2)],
+    )  # fmt: skip
+    store.commit(Batch(inserts=[member(9)], members=rows, next_number=10, indexed_to=DEAD))
     store._drop()
     return shard_url
 
@@ -151,7 +170,7 @@ def test_each_damage_is_found_and_its_remedy_works(url: str, damage: str) -> Non
     for _ in range(2):  # what one remedy leaves, another removes
         for _, mend in found(url):
             if "run: " in mend:
-                run(url, mend.partition("run: ")[2])
+                run(url, *mend.partition("run: ")[2].split("; "))
     assert found(url) == [] or "FROM lane" in damage
 
 
@@ -166,7 +185,7 @@ def test_a_place_that_is_lost_is_found(url: str, damage: str) -> None:
 def test_pages_read_each_row_once(url: str, page_rows: int) -> None:
     run(url, "DELETE FROM item")
     counts = {what.split(" of table ")[1].split()[0]: int(what.split()[0]) for what, _ in found(url, page_rows)}
-    assert counts == {"ready": 3, "timer": 2, "expiry": 1, "failure": 1, "done": 1, "ordered": 2}
+    assert counts == {"ready": 4, "timer": 2, "expiry": 1, "failure": 1, "done": 1, "ordered": 2, "member": 1}
 
 
 @pytest.mark.slow
@@ -203,3 +222,15 @@ def test_a_large_shard_is_checked_while_its_owner_writes(shard_url: str) -> None
     assert findings == [[]]
     assert longest_s < 2
     store.close()
+
+
+def test_members_that_are_lost_count_as_deleted(url: str) -> None:
+    run(url, f"DELETE FROM item WHERE id = {MEMBER}", f"DELETE FROM ready WHERE id = {MEMBER}")
+    ((_, mend),) = found(url)
+    run(url, *mend.partition("run: ")[2].split("; "))
+    with closing(Link(Database(url))) as link:
+        reads = BatchReads(link, dialect_of(version(link.connection).product))
+        (counts,) = reads.member_counts([ONE])
+        assert counts.counts == Counts(4, completed=1, failed=1, deleted=1)
+        assert reads.members_of(ONE, (False, 0), 9) == [(False, TWO), (True, 77)]
+        assert reads.unsent_counts(0, 9) == [counts]

@@ -8,7 +8,18 @@ from time import monotonic
 import pytest
 
 from foqs import testing
-from foqs.client import AsyncClient, Client, Duplicate, Invalid, ItemRules, ItemSpec, ItemState, RetryKind, RetryRule
+from foqs.client import (
+    AsyncClient,
+    Client,
+    Duplicate,
+    Invalid,
+    ItemRules,
+    ItemSpec,
+    ItemState,
+    NotFound,
+    RetryKind,
+    RetryRule,
+)
 from foqs.testing.time import MovedTime
 from tests.client.peer import LATER
 
@@ -303,3 +314,22 @@ def test_a_long_time_goes_from_one_due_time_to_the_next(monkeypatch):
         (b"unique", ItemState.READY, 0),
     ]
     assert ready_at[-2:] == [30 * 86_400_000, 30 * 86_400_000 + 1]
+
+
+def test_batches_end_at_their_times_in_few_steps(foqs_server, client, monkeypatch):
+    begin = foqs_server.now
+    never_closed = client.create_batch(on_end=ItemSpec("ends", b"open"), ttl_ms=6 * 86_400_000)
+    closed = client.create_batch(on_end=ItemSpec("ends", b"closed"), ttl_ms=20 * 86_400_000)
+    client.enqueue("t", b"x", batch=closed, ttl_ms=9 * 86_400_000)
+    client.close_batch(closed)
+    steps = []
+    ring = MovedTime._ring
+    monkeypatch.setattr(MovedTime, "_ring", staticmethod(lambda timer: [steps.append(timer), ring(timer)]))
+    foqs_server.advance(days=15)
+    assert len(steps) < 1_000
+    ends = {item.payload: item.enqueued_at_ms for item in foqs_server.items("ends")}
+    for payload, days in ((b"open", 6), (b"closed", 9)):
+        late_ms = ends[payload] - (begin + timedelta(days=days)).timestamp() * 1_000
+        assert -1 <= late_ms < 1_000
+    with pytest.raises(NotFound):
+        client.get_batch(never_closed)

@@ -54,6 +54,7 @@ def like_items(draw: st.DrawFn) -> list[Any]:
         "fairness_key": draw(st.none() | texts),
         "throttle_keys": draw(st.none() | st.lists(texts, max_size=8)),
         "weight": draw(st.none() | i32s),
+        "batch": draw(st.none() | i64s),
     }
     shared = {"topic": draw(texts), "delivery": draw(i32s), **times, **tenancy}
     bodies = draw(st.lists(st.tuples(blobs, i32s), min_size=1, max_size=8))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from foqs.bounds import DEFAULT_ADDRESS, LIMITS
 from foqs.client import arguments, methods
+from foqs.client._async.batch_calls import BatchCalls
 from foqs.client._async.caller import Caller, OnRetry, Pool
 from foqs.client._async.consumer_calls import AckDequeue, ConsumerCalls
 from foqs.client._async.operator_calls import OperatorCalls
@@ -38,7 +39,7 @@ _PROGRAM_BYTES = 64
 _LEFT_S = 1.0  # async only
 
 
-class AsyncClient(ConsumerCalls, OperatorCalls, SettingsCalls, Local):
+class AsyncClient(ConsumerCalls, BatchCalls, OperatorCalls, SettingsCalls, Local):
     """A client of one namespace of a foqs service.
 
     It belongs to the event loop of its first call: in another loop, or in a forked child, a call raises WrongLoop. A

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from foqs.bounds import DEFAULT_ADDRESS, LIMITS
 from foqs.client import arguments, methods
+from foqs.client._sync.batch_calls import BatchCalls
 from foqs.client._sync.caller import Caller, OnRetry, Pool
 from foqs.client._sync.consumer_calls import AckDequeue, ConsumerCalls
 from foqs.client._sync.operator_calls import OperatorCalls
@@ -37,7 +38,7 @@ _ONLY_SPECS = frozenset((ItemSpec,))
 _PROGRAM_BYTES = 64
 
 
-class Client(ConsumerCalls, OperatorCalls, SettingsCalls, Local):
+class Client(ConsumerCalls, BatchCalls, OperatorCalls, SettingsCalls, Local):
     """A client of one namespace of a foqs service.
 
     Thread-safe. A forked child may use it: with connections of its own.

@@ -88,7 +88,7 @@ def _listing(ns: str, topic: str, wanted: ItemFilter, limit: int, cursor: str | 
         least, most = conditions.min_priority, conditions.max_priority
         struct = idl.ItemFilter(
             least, most, wanted.enqueued_before_ms, wanted.enqueued_after_ms, wanted.headers, contains,
-            wanted.order_key,
+            wanted.order_key, wanted.batch,
         )  # fmt: skip
     return idl.ListItemsRequest(
         ns=ns, topic=topic, state=wanted.state, limit=limit, cursor=cursor, fairness_key=wanted.fairness_key,

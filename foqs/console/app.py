@@ -26,6 +26,7 @@ from foqs.console.drawing import block, static, templates
 from foqs.console.jobs import Jobs
 from foqs.console.options import Options
 from foqs.console.pages import (
+    batch,
     bulk_changes,
     changes,
     consumers,
@@ -67,6 +68,7 @@ PAGES: tuple[Page, ...] = (
     topics.ONE,
     items.PAGE,
     item.PAGE,
+    batch.PAGE,
     dead.PAGE,
     schedules.PAGE,
     schedules.ONE,
@@ -83,6 +85,7 @@ PAGES: tuple[Page, ...] = (
 ACTIONS: tuple[Action, ...] = (
     *topics.ACTIONS,
     *item_changes.ACTIONS,
+    *batch.ACTIONS,
     *bulk_changes.ACTIONS,
     *dead.ACTIONS,
     *schedules.ACTIONS,

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foqs.checks import per_second, printable
-from foqs.client import FailureCause, ItemState
+from foqs.client import BatchState, FailureCause, ItemState
 from foqs.console.payload_text import escaped
 from foqs.enums import NamedInt
 from foqs.page.environment import environment
@@ -43,6 +43,10 @@ def templates() -> Environment:
 def state_name(number: int) -> str:
     """Return the name of an item's state; the number of one that a newer host gave."""
     return _name(ItemState, number)
+
+
+def batch_state_name(number: int) -> str:
+    return _name(BatchState, number)
 
 
 def cause_name(number: int) -> str:

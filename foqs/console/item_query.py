@@ -10,8 +10,9 @@ from foqs.checks import FIRST_TIME_MS, shown
 from foqs.client import ItemFilter, ItemState
 from foqs.console.fields import between, duration_ms
 from foqs.errors import Invalid
+from foqs.ids import parse_id
 
-FURTHER = ("priority", "older", "newer", "header", "dedup", "order", "failure")
+FURTHER = ("priority", "older", "newer", "header", "dedup", "order", "batch", "failure")
 """Fields that the page shows when they are used, or when the user opens them."""
 FIELDS = ("topic", "id", "state", "tenant", "keyless", *FURTHER)
 STATES = tuple(ItemState)
@@ -58,6 +59,7 @@ class ItemQuery:
             "newer" in fields and f"newer than {fields['newer']}",
             headers and f"with the header{'s' if len(headers) > 1 else ''} {' and '.join(headers)}",
             "order" in fields and f"with the order key {fields['order']}",
+            "batch" in fields and f"of batch {fields['batch']}",
             "failure" in fields and f"with the text {fields['failure']} in a failure",
         ]
         return " ".join([one for one in said if one])
@@ -76,7 +78,7 @@ class ItemQuery:
             enqueued_before_ms=_before("Older than", fields["older"], now_ms),
             enqueued_after_ms=_before("Newer than", fields["newer"], now_ms),
             min_priority=least, max_priority=most, failure_contains=fields["failure"] or None,
-            order_key=fields["order"] or None,
+            order_key=fields["order"] or None, batch=_batch(fields["batch"]),
         )  # fmt: skip
 
 
@@ -94,6 +96,10 @@ def _state(text: str) -> ItemState | None:
         return ItemState[text.upper()]
     except KeyError:
         raise Invalid(f"State: {shown(text)} is no state of an item") from None
+
+
+def _batch(text: str) -> int | None:
+    return parse_id(text, "the id of a batch") if text else None
 
 
 def _before(label: str, text: str, now_ms: int) -> int | None:

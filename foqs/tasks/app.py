@@ -17,11 +17,14 @@ from foqs.client.guard import kind_of
 from foqs.tasks.clients import Clients
 from foqs.tasks.codecs import Codec, Codecs
 from foqs.tasks.handle import Handle, check_all
+from foqs.tasks.item_batch import ItemBatch, New
 from foqs.tasks.job import Job
+from foqs.tasks.message import Message
 from foqs.tasks.middleware import Middleware
+from foqs.tasks.options import DEFAULT_TOPIC, Options
 from foqs.tasks.periodic import declared
 from foqs.tasks.runner import TaskWorker
-from foqs.tasks.task import DEFAULT_TOPIC, Batch, Call, Message, Options, Task
+from foqs.tasks.task import Batch, Call, Task
 from foqs.travel import Local
 
 P = ParamSpec("P")
@@ -285,6 +288,34 @@ class App(Local):
         """Like `enqueue_many`, for coroutines."""
         given = check_all("enqueue_many", messages, Message)
         return _handles(given, await self.aclient.enqueue_many([message.spec for message in given]))
+
+    def batch(
+        self,
+        *,
+        on_success: Message[Any] | None = None,
+        on_end: Message[Any] | None = None,
+        ttl: timedelta | None = None,
+        parent: ItemBatch | None = None,
+    ) -> ItemBatch:
+        """Return a batch of calls that end together, for a `with` or an `async with`: it creates the batch, and closes
+        it at its end. An exception inside cancels the batch, and is raised again.
+
+        >>> with app.batch(on_end=report.message("newsletter")) as batch:        # doctest: +SKIP
+        ...     for to in people:
+        ...         batch.add(send_mail, to, subject="hi")
+
+        on_success  a call that the service enqueues when all members have succeeded
+        on_end      a call that it enqueues when all have ended, in any way. `job.batch_end` tells it how
+        ttl         a timedelta from now on, 1 s to 366 days, default 7 days: a batch that has not ended then ends as
+                    EXPIRED, also one that was never closed, as its program died
+        parent      the batch that this one becomes a member of
+
+        A batch without members ends when it is closed, and has succeeded. Raises Invalid for a wrong value."""
+        return ItemBatch(self._clients, new=New(on_success, on_end, ttl, parent))
+
+    def batch_of(self, batch_id: int) -> ItemBatch:
+        """Return a batch by its id, which another process created."""
+        return ItemBatch(self._clients, batch_id)
 
     # ------------------------------------------------------------------------------------- clients
 

@@ -19,7 +19,6 @@ from foqs.client import Job as BlockingJob
 from foqs.client.guard import kind_of
 from foqs.client.handlers import WrongArgument
 from foqs.tasks.codecs import JSON, Codec, Context, JsonCodec
-from foqs.tasks.job import Job
 
 _NONE = b'{"args":[],"kwargs":{}}'
 _OWN = object()
@@ -27,6 +26,14 @@ _NOWHERE = Context("", "arguments")
 """For a check, of which nothing is stored."""
 _SHOWN = 5
 """Errors of one call that are named."""
+
+
+class Filled:
+    """The base of `Job`: the worker fills a parameter that is annotated with it."""
+
+
+def _is_job(hint: Any) -> bool:
+    return isinstance(hint, type) and Filled in hint.__bases__
 
 
 class Signature:
@@ -46,13 +53,13 @@ class Signature:
         self.job_first = False
         for at, parameter in enumerate(given.parameters.values()):
             hint = hints.get(parameter.name, parameter.annotation)
-            if hint is Job:
+            if _is_job(hint):
                 if self.job is not None:
                     raise WrongArgument(f"task {name}: {self.job} and {parameter.name} are both the job: keep one")
                 self.job, self.job_first = parameter.name, at == 0
             elif hint in (AsyncJob, BlockingJob):
                 raise WrongArgument(f"task {name}: annotate {parameter.name} with foqs.Job, not with that of a Worker")
-            elif Job in typing.get_args(hint):
+            elif any(map(_is_job, typing.get_args(hint))):
                 raise WrongArgument(f"task {name}: annotate {parameter.name} with Job alone: there always is a job")
             elif type(parameter.default).__name__ == "FieldInfo":
                 raise WrongArgument(
@@ -74,6 +81,11 @@ class Signature:
     @property
     def returns_nothing(self) -> bool:
         return self.returns in (None, type(None), inspect.Signature.empty)
+
+    @property
+    def passes_nothing(self) -> bool:
+        """Return True if what follows the task gets no argument: its result is annotated with None."""
+        return self.returns in (None, type(None))
 
     # ------------------------------------------------------------------------------------- arguments
 
@@ -155,6 +167,13 @@ class Signature:
             return codec.encode(value, context)
         except (TypeError, ValueError) as error:
             raise WrongArgument(f"task {self.name}: its result is no JSON: {error}") from None
+
+    def passed_on(self, value: Any) -> list[Any]:
+        """Return the arguments of what follows the task, for its result: as JSON has it. Raises WrongArgument as
+        `encode_result`."""
+        if self.passes_nothing:
+            return []
+        return [value if self._result is None else self._checked(_dumped, self._result, value)]
 
     def decode_result(self, body: bytes, codec: Codec = JSON, context: Context = _NOWHERE) -> Any:
         """Raises WrongArgument if the result is not as the task is annotated, and the errors of the codec."""

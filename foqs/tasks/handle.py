@@ -87,11 +87,11 @@ class Handle(Local, Generic[R]):
     def result(self, timeout: float | timedelta | None = None) -> R:
         """Return what the task returned, once it has ended. Raises TaskFailed, TimeoutError after `timeout` (seconds
         or a timedelta; None: no limit), and Invalid for a result that the App cannot read."""
-        return self._value(self._ended(_until(timeout)))
+        return self._value(self._ended(until_of(timeout)))
 
     async def aresult(self, timeout: float | timedelta | None = None) -> R:  # noqa: ASYNC109 - as `result`
         """Like `result`, for coroutines."""
-        until = _until(timeout)
+        until = until_of(timeout)
         while True:
             try:
                 found = await self._alook(_wait_ms(until), until)
@@ -229,7 +229,7 @@ def wait(handles: Iterable[Handle[Any]], timeout: float | timedelta | None = Non
     have. A task that failed, was cancelled or was not kept has ended: `result` of its handle raises why.
 
     In coroutines, use `asyncio.gather(*[handle.aresult() for handle in handles])`."""
-    until = _until(timeout)
+    until = until_of(timeout)
     waited = Waited([], [])
     for handle in check_all("wait", handles, Handle):
         try:
@@ -254,7 +254,7 @@ def check_all(what: str, given: Iterable[T], kind: type[T]) -> list[T]:
     return found
 
 
-def _until(timeout: Any) -> float | None:
+def until_of(timeout: Any) -> float | None:
     """Return the time of `monotonic`. Raises Invalid for a wrong timeout."""
     if timeout is None:
         return None

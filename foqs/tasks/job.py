@@ -8,6 +8,9 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from foqs.client import AsyncJob
+from foqs.tasks.arguments import Filled
+from foqs.tasks.clients import Clients
+from foqs.tasks.item_batch import BatchEnd, ItemBatch, end_in
 from foqs.travel import Local
 
 
@@ -18,7 +21,7 @@ class Flag(Protocol):
     def wait(self, timeout_s: float | None = None, /) -> Any: ...
 
 
-class Job(Local):
+class Job(Local, Filled):
     """The run of a task, which a parameter annotated with this class gets. Methods return at once, in threads and
     coroutines alike: the worker sends what they say soon, and before the outcome of the task.
 
@@ -28,14 +31,15 @@ class Job(Local):
     stopping                a `Flag`: the worker stops, and waits for its grace
     time_is_up              a `Flag`: the task's time limit has passed
 
-    In a plain call of a task, outside a worker, nothing is sent: `id` is 0, and no flag is ever set.
+    In a plain call of a task, outside a worker, nothing is sent: `id` is 0, no flag is ever set, and there is no batch.
     """
 
     instead = "send job.id, and end the job in the process of its worker"
 
-    def __init__(self, job: AsyncJob | None = None, *, in_thread: bool = False) -> None:
-        """`in_thread`: the task runs in a thread, and not in the event loop of the worker."""
+    def __init__(self, job: AsyncJob | None = None, *, in_thread: bool = False, clients: Clients | None = None) -> None:
+        """`in_thread`: the task runs in a thread, and not in the event loop of the worker. `clients`: of the App."""
         self._job = job
+        self._clients = clients
         self._in_thread = in_thread
 
     @property
@@ -49,6 +53,19 @@ class Job(Local):
     @property
     def headers(self) -> Mapping[str, str]:
         return {} if self._job is None else self._job.headers
+
+    @property
+    def batch(self) -> ItemBatch | None:
+        """The batch that the task is a member of, which takes further members from it; None without one."""
+        if self._job is None or self._clients is None or self._job.item.batch is None:
+            return None
+        return ItemBatch(self._clients, self._job.item.batch)
+
+    @property
+    def batch_end(self) -> BatchEnd | None:
+        """How the batch has ended whose `on_success` or `on_end` this task is; None for another task. Raises Invalid
+        for headers that no batch has."""
+        return end_in(self.headers)
 
     # Made when a task asks for them: most tasks do not, and an event costs more than the rest of the job.
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from foqs.client import Conflict, Invalid, OutcomeUnknown, SettingsChange, Unavailable
 from foqs.client.handlers import TASK_HEADER
 from foqs.client.rules import rules_json
-from foqs.tasks.task import Task, spec_of
+from foqs.tasks.options import spec_of
+from foqs.tasks.task import Task
 from foqs.ticks import check
 
 if TYPE_CHECKING:

@@ -34,11 +34,13 @@ from foqs.client.handlers import TASK_HEADER, WrongArgument, reason_of
 from foqs.client.unread import raisable
 from foqs.tasks.batches import Gathering
 from foqs.tasks.clients import Clients
+from foqs.tasks.follow_ups import THEN_HEADER, FollowUp, follow_up_of, item_of
 from foqs.tasks.job import Job
 from foqs.tasks.meter import Handler
 from foqs.tasks.middleware import Middleware, awaited
+from foqs.tasks.options import DEFAULT_TOPIC
 from foqs.tasks.periodic import apply
-from foqs.tasks.task import DEFAULT_TOPIC, Batch, Call, Task
+from foqs.tasks.task import Batch, Call, Task
 from foqs.travel import Local, bare, stripped, trimmed
 
 T = TypeVar("T")
@@ -258,7 +260,9 @@ class TaskWorker(Local):
 
     async def _handle(self, item: Item, job: AsyncJob) -> None:
         try:
-            task = self._task(item)
+            task, follows = self._task(item), None
+            if item.headers and THEN_HEADER in item.headers:
+                follows = follow_up_of(item.headers[THEN_HEADER])
             if task.time_limit_ms is not None and task.batch is None:
                 job.limit(task.time_limit_ms)
             codecs = self._clients.codecs
@@ -270,15 +274,27 @@ class TaskWorker(Local):
         if not task.is_async:
             job.use_threads(partial(post, asyncio.get_running_loop()))
         args, kwargs = task.signature.split(named)
-        call = Call(task, item, Job(job, in_thread=not task.is_async), args, kwargs)
+        call = Call(task, item, Job(job, in_thread=not task.is_async, clients=self._clients), args, kwargs)
         try:
-            await self._through(self._middleware, call, job)
+            value = await self._through(self._middleware, call, job)
         except _Overdue:  # the worker sees that the time is up, and says so without a traceback
             return
         except Exception as error:
             if _rejects(task, error):
                 raise Reject(reason_of(error, text=bool(self._options.get("report_errors")))) from error
             raise
+        if follows is not None and _has_succeeded(job):
+            await self._follow(follows, task.signature.passed_on(value), item.id)
+
+    async def _follow(self, follows: FollowUp, args: list[Any], after: int) -> None:
+        """Store what follows an item, before its ack. A refusal is for good: the task would run again in vain."""
+        codecs = self._clients.codecs
+        make = partial(item_of, follows, args, after, codecs)
+        spec = await self._aside(make) if codecs.blocks else make()
+        try:
+            await self._clients.aenqueue(spec)
+        except Invalid as error:
+            raise Reject(f"the service refused the task {follows.task} that follows: {error.message}") from None
 
     async def _through(self, middleware: Sequence[Middleware], call: Call, job: AsyncJob) -> Any:
         """Run the call inside the middleware, the first one outermost."""
@@ -469,6 +485,12 @@ def post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
     """Have the event loop call `call`, unless it has ended."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
+
+
+def _has_succeeded(job: AsyncJob) -> bool:
+    """Return True if the item will be acked after a return of its task."""
+    gave_up = job.held.lost is not None and job.held.lost.seen
+    return not job.released and not gave_up and job.time_left_ms() != 0
 
 
 def _rejects(task: Task[Any, Any, Any], error: Exception) -> bool:

@@ -8,154 +8,30 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import update_wrapper
-from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, Unpack, get_args, get_origin
-from uuid import uuid4
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, Unpack, get_args, get_origin, overload
 
-from foqs.client import (
-    DedupUntil,
-    Delivery,
-    Duplicate,
-    Invalid,
-    Item,
-    ItemRules,
-    ItemSpec,
-    OnDuplicate,
-    Replaced,
-    RetryRule,
-)
-from foqs.client.arguments import check_item
+from foqs.client import Invalid, Item, ItemSpec
 from foqs.client.guard import kind_of
-from foqs.client.handlers import TASK_HEADER, WrongArgument
+from foqs.client.handlers import WrongArgument
 from foqs.tasks.arguments import Signature
+from foqs.tasks.chain import Begins, Chain, Follows, Step, checked
 from foqs.tasks.clients import Clients
-from foqs.tasks.codecs import CONTENT_TYPE, JSON
 from foqs.tasks.handle import Handle
 from foqs.tasks.job import Job
+from foqs.tasks.message import Message
+from foqs.tasks.options import CallOptions, Options, check_options, spec_of
 from foqs.travel import bare
 
 P = ParamSpec("P")
 C = TypeVar("C")
 R = TypeVar("R")
+N = TypeVar("N")
 
-DEFAULT_TOPIC = "default"
-_SWALLOWED = "a dependency has swallowed the exception of its task"
-_KINDS: Mapping[str, type] = {
-    "topic": str, "tenant": str, "unique": str, "order_key": str, "delay": timedelta, "ttl": timedelta,
-    "keep": timedelta,
-    "unique_until": DedupUntil, "on_duplicate": OnDuplicate, "max_attempts": int, "retry": RetryRule,
-    "at_most_once": bool, "headers": Mapping,
-}  # fmt: skip
-_OF_DECORATOR = ("name", "time_limit", "retry_for", "reject_for", "batch", "batch_wait", "arguments")
-_ELSEWHERE = {
-    "countdown": "give delay, a timedelta", "delay_ms": "give delay, a timedelta", "eta": "give at, a datetime",
-    "expires": "give ttl, a timedelta", "queue": "give topic", "max_retries": "give max_attempts",
-}  # fmt: skip
-"""What takes the place of options of other libraries, and of `Client.enqueue`."""
 KEPT = timedelta(minutes=10)
 """How long the result of a task that declares one is kept."""
-
-
-class Options(TypedDict, total=False):
-    """How a task is enqueued, for `@app.task` and `task.options`.
-
-    topic         the topic of its items, default "default"
-    priority      lower is more urgent, default 0
-    delay         a timedelta before it may run, or
-    at            the time from which it may run: a datetime with a time zone
-    ttl           a timedelta after the enqueue: a task that has not begun is removed then
-    tenant        the fairness key: tenants of a topic share its workers
-    weight        share of the tenant against other tenants, 1 to 1,000
-    throttle      keys of rate limits and of limits on jobs at a time that the task waits for
-    order_key     a text: tasks with it run one after the other, in the order of their enqueues (docs/ordered.md). Not
-                  with `unique`. An enqueue is not repeated after a lost reply, which raises OutcomeUnknown
-    unique        a text: while a task has it, another enqueue stores nothing, and its handle is that task's
-    unique_until  when `unique` is free again: DONE (default), STARTED, or WINDOW (a day after the enqueue). It and
-                  `on_duplicate` may be defaults of the task; an enqueue without `unique` is Invalid then
-    on_duplicate  REPLACE gives a task that has not begun the arguments and the time of the new one
-    max_attempts  the number of failed attempts after which the task is a dead letter; 0: no limit; default: the topic's
-                  policy
-    retry         the delays after failed attempts (`RetryRule`); default: the topic's policy
-    keep          a timedelta: how long the end of the task and its result are kept; default 10 minutes if the function
-                  is annotated with a result, else 0
-    at_most_once  never deliver it twice: a task whose worker dies is lost
-    headers       fixed text pairs
-    """
-
-    topic: str
-    priority: int
-    delay: timedelta | None
-    at: datetime | None
-    ttl: timedelta | None
-    tenant: str | None
-    weight: int | None
-    throttle: Sequence[str] | None
-    order_key: str | None
-    unique: str | None
-    unique_until: DedupUntil
-    on_duplicate: OnDuplicate | None
-    max_attempts: int | None
-    retry: RetryRule | None
-    keep: timedelta | None
-    at_most_once: bool
-    headers: Mapping[str, str] | None
-
-
-def check_options(task: str, options: Mapping[str, Any]) -> None:
-    """Raise Invalid for an option of a wrong type."""
-    at = options.get("at")
-    if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
-        raise Invalid(f"task {task}: at is {at!r}: give a datetime with a time zone")
-    for name, kind in _KINDS.items():
-        value = options.get(name)
-        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-            raise Invalid(f"task {task}: {name} is {value!r}: give a {kind.__name__}")
-        if value == "":
-            raise Invalid(f"task {task}: {name} is empty")
-    again = next((name for name in ("retry", "max_attempts") if options.get(name) not in (None, 1)), None)
-    if options.get("at_most_once") and again is not None:
-        raise Invalid(f"task {task}: {again} has no effect with at_most_once: the task is never tried again")
-    throttle = options.get("throttle")
-    listed = isinstance(throttle, Sequence) and not isinstance(throttle, str | bytes)
-    if throttle is not None and not (listed and all(isinstance(key, str) for key in throttle)):
-        raise Invalid(f"task {task}: throttle is {throttle!r}: give a list of keys")
-    headers = options.get("headers") or {}
-    if not all(isinstance(part, str) for pair in headers.items() for part in pair):
-        raise Invalid(f"task {task}: headers is {headers!r}: give texts by their names")
-
-
-def spec_of(task: str, options: Options, body: bytes, content_type: str = JSON.content_type) -> ItemSpec:
-    """Return the item of a call, for options that were checked. Raises Invalid for a wrong value."""
-    at = options.get("at")
-    retry, attempts, unique = options.get("retry"), options.get("max_attempts"), options.get("unique")
-    order_key = options.get("order_key")
-    if order_key is not None and unique is not None:
-        raise Invalid(f"task {task}: unique and order_key exclude each other: each of them decides the shard")
-    keep_ms = _ms("keep", options)
-    spec = ItemSpec(
-        options.get("topic", DEFAULT_TOPIC),
-        body,
-        priority=options.get("priority", 0),
-        delay_ms=_ms("delay", options),
-        deliver_after_ms=None if at is None else int(at.timestamp() * 1000),
-        ttl_ms=_ms("ttl", options),
-        fairness_key=options.get("tenant"),
-        weight=options.get("weight"),
-        throttle_keys=options.get("throttle"),
-        order_key=order_key,
-        dedup_key=uuid4().hex if unique is None and order_key is None else unique,
-        dedup_until=None if unique is None else options.get("unique_until", DedupUntil.DONE),
-        on_duplicate=options.get("on_duplicate"),
-        rules=None if (retry, attempts, keep_ms) == (None, None, None) else ItemRules(retry, attempts, keep_ms=keep_ms),
-        delivery=Delivery.AT_MOST_ONCE if options.get("at_most_once") else Delivery.AT_LEAST_ONCE,
-        headers={**(options.get("headers") or {}), TASK_HEADER: task, CONTENT_TYPE: content_type},
-    )
-    try:
-        check_item(spec)
-    except Invalid as error:
-        raise Invalid(f"task {task}: {error.message}") from None
-    return spec
+_SWALLOWED = "a dependency has swallowed the exception of its task"
 
 
 @dataclass(slots=True)
@@ -187,22 +63,7 @@ class Batch(NamedTuple):
     arguments: Callable[..., Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Message(Generic[R]):
-    """A call of a task that is not enqueued yet; `App.enqueue_many` takes several."""
-
-    task: Task[Any, Any, R]
-    spec: ItemSpec
-
-    def handle(self, item_id: int) -> Handle[R]:
-        """Return the handle of the item that stores the call."""
-        # A repeated request finds its own item by the random key.
-        there = isinstance(item_id, Duplicate | Replaced) and self.spec.dedup_until is not None
-        key = self.spec.dedup_key if self.spec.dedup_until is None else None
-        return Handle(self.task.clients, int(item_id), self.task.signature, duplicate=there, key=key)
-
-
-class Task(Generic[P, C, R]):
+class Task(Step, Generic[P, C, R]):
     """A function that may be enqueued. Called directly, it is the function, with its dependencies."""
 
     def __init__(
@@ -236,7 +97,7 @@ class Task(Generic[P, C, R]):
             self._inject, self._jobs = _injection(function, own)
             if batch is not None and self._jobs:
                 raise Invalid(f"task {name}: a dependency of a batch gets no job: each call has its own")
-        self.default = Options()
+        self.default = CallOptions()
         self._set({**options} if self.signature.returns_nothing else {"keep": KEPT, **options})
         update_wrapper(self, function, updated=())
 
@@ -248,22 +109,15 @@ class Task(Generic[P, C, R]):
 
         Raises Invalid for arguments that do not fit the task, before anything is sent, and Unavailable if the store of
         an OffloadCodec cannot be reached."""
-        message = self.message(*args, **kwargs)
-        item_id, sent = self.clients.enqueue(message.spec)
-        return Message(self, sent).handle(item_id)
+        return self.message(*args, **kwargs).enqueue()
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Like `enqueue`, for coroutines."""
-        if self.clients.codecs.blocks:
-            message = await asyncio.to_thread(self.message, *args, **kwargs)
-        else:
-            message = self.message(*args, **kwargs)
-        item_id, sent = await self.clients.aenqueue(message.spec)
-        return Message(self, sent).handle(item_id)
+        return await (await self.amessage(*args, **kwargs)).aenqueue()
 
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Message[R]:
-        """Return a call of the task for `App.enqueue_many`. Raises Invalid as `enqueue`. A codec that blocks does so
-        here: coroutines use `asyncio.to_thread` then."""
+        """Return a call of the task, for `App.enqueue_many` or the end of a batch. Raises Invalid as `enqueue`. A codec
+        that blocks does so here."""
         if self.default.get("unique") is None:
             for one in ("unique_until", "on_duplicate"):
                 if self.default.get(one) is not None:
@@ -274,12 +128,34 @@ class Task(Generic[P, C, R]):
         body = self.signature.encode(args, kwargs, codecs.writes, codecs.of_arguments(self.name))
         return Message(self, spec_of(self.name, self.default, body, codecs.writes.content_type))
 
+    async def amessage(self, *args: P.args, **kwargs: P.kwargs) -> Message[R]:
+        """Like `message`, for coroutines: a codec that blocks does so in a thread."""
+        if self.clients.codecs.blocks:
+            return await asyncio.to_thread(self.message, *args, **kwargs)
+        return self.message(*args, **kwargs)
+
+    @overload
+    def then(self: Task[P, C, None], other: Begins[N]) -> Chain[P, None, N]: ...
+    @overload
+    def then(self, other: Follows[R, N]) -> Chain[P, R, N]: ...
+    def then(self, other: Any) -> Chain[P, Any, Any]:
+        """Return the task with another one after it, which is enqueued when this one has succeeded, with its result as
+        the first argument: without an argument if the result is annotated with None. `then` of the chain adds a further
+        one. Each has the options that it was given. Raises Invalid for a task that cannot be called so.
+
+        >>> load.then(resize.options(tenant="acme")).then(publish).enqueue("a.png")  # doctest: +SKIP
+        """
+        return Chain(self, (self, checked(other)))
+
+    def template(self) -> ItemSpec:
+        return spec_of(self.name, self.default, b"")
+
     def handle(self, item_id: int) -> Handle[R]:
         """Return the handle of a call by the id of its item, such as one that another process enqueued."""
         return Handle(self.clients, item_id, self.signature)
 
-    def options(self, **options: Unpack[Options]) -> Task[P, C, R]:
-        """Return the task with other `Options`, for one enqueue or several. Raises Invalid for a wrong one.
+    def options(self, **options: Unpack[CallOptions]) -> Task[P, C, R]:
+        """Return the task with other `CallOptions`, for one enqueue or several. Raises Invalid for a wrong one.
 
         >>> send_mail.options(delay=timedelta(minutes=5), tenant="acme").enqueue("ada@example.org")  # doctest: +SKIP
         """
@@ -305,16 +181,10 @@ class Task(Generic[P, C, R]):
         return place
 
     def _set(self, changes: dict[str, Any]) -> None:
-        for name in changes:
-            if name in _OF_DECORATOR:
-                raise Invalid(f"task {self.name}: {name} is an option of @app.task only")
-            if name not in Options.__annotations__:
-                known = _ELSEWHERE.get(name) or f"there are {', '.join((*Options.__annotations__, *_OF_DECORATOR))}"
-                raise Invalid(f"task {self.name}: unknown option {name}: {known}")
         check_options(self.name, changes)
         if "at" in changes or "delay" in changes:  # one of the two replaces the other
             changes = {"at": None, "delay": None, **changes}
-        self.default = Options(**{**self.default, **changes})  # type: ignore[typeddict-item]
+        self.default = CallOptions(**{**self.default, **changes})  # type: ignore[typeddict-item]
         spec_of(self.name, self.default, b"")
 
     # ------------------------------------------------------------------------------------- call
@@ -367,7 +237,7 @@ class Task(Generic[P, C, R]):
         return f"Task({self.name})"
 
 
-def _with_options(task: Task[P, C, R], options: Options) -> Task[P, C, R]:
+def _with_options(task: Task[P, C, R], options: CallOptions) -> Task[P, C, R]:
     return task.options(**options)
 
 
@@ -384,11 +254,6 @@ def _returns_of_batch(own: Signature) -> Any:
     if get_origin(own.returns) is not list:
         raise Invalid(f"task {own.name} returns {own.returns}: annotate a list with a result for each call, or None")
     return get_args(own.returns)[0]
-
-
-def _ms(name: Literal["delay", "ttl", "keep"], options: Options) -> int | None:
-    duration = options.get(name)
-    return None if duration is None else duration // timedelta(milliseconds=1)
 
 
 def check_function(function: Any, name: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from foqs.client import Client
+from foqs.client import Client, ItemSpec
 from foqs.testing import Server, server
 from tests.console.rig import client, service
 from tests.support.browser import NARROW, WIDE, Browser, console_errors, faults, ids_of_several, overflow, wait_for
@@ -29,6 +29,8 @@ PATHS = (
     "/items/ITEM",
     "/items/ITEM?payload=json",
     "/items/1",
+    "/items?topic=many&batch=BATCH",
+    "/batch/BATCH",
     "/dead",
     "/dead?topic=mail.dlq",
     "/schedules",
@@ -77,8 +79,15 @@ def paths(client: Client, service: Server) -> list[str]:
         client.nack(item, failed=True, reason="SMTP 451: " + "try again later, " * 8)
     client.nack(taken[3], reject=True, reason="ValueError: " + "x" * 300)
     client.enqueue("m" * 200, b"x", delay_ms=60_000)
+    batch = client.create_batch(on_end=ItemSpec("report", b"x"))
+    client.enqueue_many([ItemSpec("many", b"x", batch=batch) for _ in range(20)])
+    for item in client.dequeue("many", count=9):
+        client.ack(item)
+    for item in client.dequeue("many", count=4):
+        client.nack(item, reject=True, reason="in vain")
+    client.close_batch(batch)
     service.advance(minutes=1)
-    return [path.replace("ITEM", str(taken[4].id)) for path in PATHS]
+    return [path.replace("ITEM", str(taken[4].id)).replace("BATCH", str(batch)) for path in PATHS]
 
 
 def text(browser: Browser, css: str) -> str:

@@ -433,7 +433,7 @@ def test_many_calls_have_each_its_outcome(new_peer):
 PROGRAM = """
 import foqs
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, assert_type
 
 from foqs import App, Call, Depends, Job
 
@@ -511,6 +511,48 @@ async def uses() -> None:
     wrong: str = add.enqueue(1).result()  # refused
     other: int = await (await send.aenqueue("ada", subject="hi")).aresult()  # refused
     number, text, nothing, plain, awaited, again, later, wrong, other, resized, size, polled
+
+
+@app.task
+async def show(total: int, bold: bool = False) -> str: return ""
+
+
+@app.task
+def say(job: Job, given: str) -> None:
+    assert_type(job.batch, foqs.ItemBatch | None)
+    assert_type(job.batch_end, foqs.BatchEnd | None)
+
+
+@app.task
+def no_argument() -> bytes: return b""
+
+
+async def chains_and_batches() -> None:
+    assert_type(add.then(show).enqueue(1, b=2), foqs.Handle[int])
+    assert_type(await add.then(show.options(priority=3)).then(say).then(no_argument).aenqueue(1), foqs.Handle[int])
+    add.then(resize)  # refused
+    add.then(no_argument)  # refused
+    say.then(add)  # refused
+    add.then(show.message(3))  # refused
+    add.then(show.then(say))  # refused
+    add.then(show).enqueue("1")  # refused
+    add.then(show).then(add)  # refused
+    with app.batch(on_success=show.message(3), on_end=add.then(show).message(1), ttl=timedelta(days=1)) as batch:
+        assert_type(batch, foqs.ItemBatch)
+        assert_type(batch.add(add, 1, b=3), foqs.Handle[int])
+        assert_type(batch.add(add.then(show), 1), foqs.Handle[int])
+        assert_type(await batch.aadd(show, 1, bold=True), foqs.Handle[str])
+        batch.add(say, "x")
+        batch.add(resize, "a.png", width=3)
+        batch.add(add, "1")  # refused
+        batch.add(show, 1, bolt=True)  # refused
+        batch.add_many([add.message(1), show.message(2)])
+        add.options(batch=batch).enqueue(1)
+        completed: int = batch.wait(timeout=3).counts.completed
+    async with app.batch(parent=batch) as other:
+        other.add(add, completed)
+    app.batch(on_end=show)  # refused
+    add.options(batch=3)  # refused
 
 
 class Upper(foqs.JsonCodec):

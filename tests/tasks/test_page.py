@@ -27,4 +27,6 @@ def test_the_code_of_the_page(server, start):
     with app:
         start(app)
         assert names["handle"].result(LATER) == "a.png of 300"
+        assert names["newsletter"].wait(LATER).counts.completed == 2
+        assert names["first"].result(LATER) == "stored b.png"
         eventually(lambda: {"schedule.nightly", "schedule.poll"} == app.client.settings("schedule.").entries.keys())

@@ -18,7 +18,7 @@ from foqs.client.rules import rules_json
 from foqs.console.payload_text import KINDS, kind_of, payload_text
 from foqs.console.reasons import limit_links, shown
 from foqs.console.view import Page, View, path_of
-from foqs.errors import NotFound
+from foqs.errors import Invalid, NotFound
 from foqs.idl import trace_of
 from foqs.ids import parse_id
 from foqs.page.words import ago, duration, moment
@@ -56,6 +56,7 @@ async def load(view: View) -> Mapping[str, Any] | Response:
         "rules": [] if item.rules is None else [(name, _rule(rule)) for name, rule in rules_json(item.rules).items()],
         "delivery": _DELIVERY.get(item.delivery, str(item.delivery)), "trace": trace.get("trace_id"),
         "ended": item.state in _ENDED, "topic_url": view.url(path_of("/topics", "topic", item.topic)),
+        "end_of": _number(item, "foqs-batch"), "after": _number(item, "foqs-after"),
         "refreshes": payload is None, "commands": copy_commands(item, view.client.address),
     }  # fmt: skip
 
@@ -64,6 +65,14 @@ async def _explained(view: View, item_id: int) -> Explanation | None:
     try:
         return await view.client.explain(item_id)
     except NotFound:
+        return None
+
+
+def _number(item: Item, header: str) -> int | None:
+    """Return the id in a header; None if it has another text, as any client may write headers."""
+    try:
+        return parse_id((item.headers or {}).get(header, ""))
+    except Invalid:
         return None
 
 

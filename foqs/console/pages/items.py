@@ -55,10 +55,11 @@ class Found(NamedTuple):
 async def load(view: View) -> Mapping[str, Any]:
     query = ItemQuery({name: _asked(view, name) for name in FIELDS})
     cursor, after = view.asked("cursor"), _asked(view, "after")
-    scans, rows = False, list[Row]()
+    scans, rows, batch = False, list[Row](), None
     found: Found | None = Found()
     try:
         wanted = query.wanted(view.now_ms)
+        batch = wanted.batch
         scans = wanted.conditions() is not None and not query.names_one
         if query.names_one:
             found = await view.allowed(_one(view, query))
@@ -78,7 +79,7 @@ async def load(view: View) -> Mapping[str, Any]:
     return {
         "query": query, "found": found, "rows": rows, "states": STATES, "scans": scans,
         "is_first": not cursor and not after, "of_topic": OF_TOPIC, "refreshes": not scans and not cursor,
-        "further": any(query.fields[name] for name in FURTHER),
+        "batch": batch, "further": any(query.fields[name] for name in FURTHER),
         "elsewhere": any(row.item.ns != view.ns for row in rows),
     }  # fmt: skip
 

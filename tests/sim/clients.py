@@ -16,7 +16,7 @@ from foqs.errors import FoqsError, NotServed
 from foqs.fairness.keys import TopicKey
 from foqs.ids import Dedup, content_of, digest_of, hash_slot_bounds, shard_of
 from foqs.item import Item
-from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
+from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem, NewMember
 from tests.sim.changes import change_some
 from tests.sim.kept import await_end, result_of
 from tests.sim.memory_database import POISON
@@ -118,15 +118,26 @@ class Clients:
         now_ms = member.now_ms
         if member.engine.state.draining:
             return count  # the service refuses
-        specs, items, keys = [], [], []
+        specs, items = [], []
         key = self.rng.choice(self.sim.profile.topics)
         for _ in range(count):
             if self.rng.random() < 0.3:
-                key = self.rng.choice(self.sim.profile.topics)
+                key = self.rng.choice(self.topics_with(key))
             spec, item = self.new_item(key, now_ms)
             specs.append(spec)
             items.append(item)
-            keys.append(spec.lane(key))
+        self.send(member, specs, items, timeout_ms)
+        return count
+
+    def send(
+        self,
+        member: Member,
+        specs: list[Spec],
+        items: list[NewItem],
+        timeout_ms: int,
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        count, keys, now_ms = len(specs), [spec.lane(spec.key) for spec in specs], member.now_ms
         request = Request(self, member, f"enqueue of {count} from {specs[0].number}", timeout_ms)
 
         def reply(outcomes: list[int | FoqsError]) -> None:
@@ -134,14 +145,17 @@ class Clients:
             self.sim.note("enqueued", member.name, [o if isinstance(o, int) else o.code.name for o in outcomes])
             for spec, outcome in zip(specs, outcomes, strict=True):
                 self.sim.ledger.enqueue_answered(spec, outcome)
+            answered()
 
         sizes = [len(i.payload) + len(i.metadata or b"") + len(i.headers or b"") for i in items]
         self.sim.note("enqueue", member.name, count, "first", specs[0].number)
         call = EnqueueCall(count, reply)
         weights = {spec.lane(spec.key): spec.weight for spec in specs if spec.weight} or None
         ruled = any(spec.rules for spec in specs)
-        member.engine.enqueue(call, range(count), items, keys, sizes, now_ms, timeout_ms, weights, ruled=ruled)
-        return count
+        members = any(spec.batch for spec in specs)
+        member.engine.enqueue(
+            call, range(count), items, keys, sizes, now_ms, timeout_ms, weights, ruled=ruled, members=members
+        )
 
     def _enqueue_unique(self, count: int, timeout_ms: int) -> None:
         """Items with a few keys, which are free when their items have started or are done."""
@@ -168,8 +182,13 @@ class Clients:
         specs, items = [], []
         for _ in range(count):
             old = rng.choice(self.keyed) if self.keyed and rng.random() < 0.5 else None
-            spec, item = self.new_item(old.key if old else rng.choice(self.sim.profile.topics), now_ms)
+            topics = self.topics_with(specs[0].key) if specs else self.sim.profile.topics
+            if old is not None and old.key not in topics:
+                old = None
+            spec, item = self.new_item(old.key if old else rng.choice(topics), now_ms)
             if old is not None:
+                if item.batch or old.batch:
+                    item = NewMember.of(item, old.batch)
                 item.payload = self.payloads[old.number]
                 spec = old
             else:
@@ -244,7 +263,15 @@ class Clients:
             lease_ms=rng.choice([0, 100, 700]),
             delivery=AT_MOST_ONCE if rng.random() < profile.at_most_once else AT_LEAST_ONCE,
         )
+        if self.sim.batches is not None:
+            item = self.sim.batches.member(spec, item)
         return spec, item
+
+    def topics_with(self, key: TopicKey) -> list[TopicKey]:
+        """Return the topics of which items may be in a request with one of that topic: with batches, it has one
+        namespace."""
+        topics = self.sim.profile.topics
+        return topics if self.sim.batches is None else [one for one in topics if one[0] == key[0]]
 
     # ------------------------------------------------------------------------------------- consumers
 
@@ -350,11 +377,11 @@ class Clients:
             if self.draining or self.sim.profile.loyal or self.rng.random() < 0.4:
                 at_once.append(what)
             else:
-                self._after(self.rng.choice([5, 150, 3_000]), partial(self._handle, [what]))
+                self._after(self.rng.choice([5, 150, 3_000]), partial(self.handle, [what]))
         if at_once:
-            self._after(5, lambda: self._handle(at_once))
+            self._after(5, lambda: self.handle(at_once))
 
-    def _handle(self, held: list[tuple[int, int]]) -> None:
+    def handle(self, held: list[tuple[int, int]]) -> None:
         """The next request of a consumer for the leases it holds."""
         rng = self.rng
         by_member: dict[Member, list[Op]] = {}
@@ -364,9 +391,12 @@ class Clients:
                 continue  # it died
             by_member.setdefault(self.member_for(item_id), []).append(op)
             if op.kind == "extend" or rng.random() < 0.05:  # goes on with it, or does not know that it is done
-                self._after(400, partial(self._handle, [(item_id, lease)]))
+                self._after(400, partial(self.handle, [(item_id, lease)]))
         for member, asked in by_member.items():
-            self.settle(member, asked)
+            if self.sim.batches is not None:
+                self.sim.batches.add_first(member, asked)
+            else:
+                self.settle(member, asked)
 
     def _op(self, item_id: int, lease: int) -> Op | None:
         rng, now_ms = self.rng, self.sim.now_ms
@@ -482,4 +512,6 @@ class Clients:
             for _ in range(3):
                 asked = rng.choice(ids) if ids and rng.random() < 0.8 else rng.choice(self.told or [(1 << 48, 0)])[0]
                 await_end(self, asked)
+        if sim.batches is not None:
+            sim.batches.operate()
         self._after(100, self._operate)

@@ -16,6 +16,7 @@ from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch, Body, LaneRow, NewItem
 from foqs.second_answer import Duplicate
 from tests.sim.attempts import Attempts
+from tests.sim.batches import ItemBatches
 from tests.sim.changes import Changes
 from tests.sim.kept import Kept
 from tests.sim.memory_database import MemoryDatabase
@@ -57,6 +58,7 @@ class Ledger:
         self.unique = Unique(self.records, self.dbs, checks)
         self.changes = Changes(self.records, checks)
         self.orders = Ordered(self.records, dbs, self.attempts.policies_of, checks)
+        self.batches = ItemBatches(self.records, self.specs, dbs, checks, self)
 
     def _db(self, item_id: int) -> MemoryDatabase:
         return self.dbs[shard_of(item_id)]
@@ -74,7 +76,8 @@ class Ledger:
             if spec.id:
                 broken(1, f"spec {spec.number} was refused ({outcome}) but is stored as {spec.id}")
             spec.state = "refused"
-        if not isinstance(outcome, int) and outcome.code is Code.INVALID and not spec.poisoned:
+        invalid = not isinstance(outcome, int) and outcome.code is Code.INVALID
+        if invalid and not (spec.poisoned or self.batches.may_refuse(spec)):
             broken(9, f"spec {spec.number} was refused for its neighbour: {outcome}")
         self.checks["enqueue"] += 1
 
@@ -92,7 +95,7 @@ class Ledger:
                 if outcome in spec.new:
                     broken(1, f"spec {spec.number} was called new twice")
                 spec.new.add(outcome)
-        elif outcome.code is Code.INVALID and not spec.poisoned:
+        elif outcome.code is Code.INVALID and not (spec.poisoned or self.batches.may_refuse(spec)):
             broken(9, f"spec {spec.number} was refused: {outcome}")
         self.checks["keyed"] += 1
 
@@ -125,6 +128,7 @@ class Ledger:
         self.written.update((row.id, row.lease) for row in batch.timer_new)
         self.orders.committing(shard, batch, lanes)
         self.attempts.committing(shard, batch, max(now_ms, self.latest_ms))
+        self.batches.storing(shard, batch, max(now_ms, self.latest_ms))
         causes = {item_id: self._cause(item_id, db, now_ms) for item_id in self.kept.ends(db, batch)}
         for item_id, cause in causes.items():
             self.records[item_id].removed = cause
@@ -136,6 +140,7 @@ class Ledger:
         self.kept.removed(db, batch, max(now_ms, self.latest_ms))
         self.checkpoints.committing(shard, batch)
         self.unique.committing(shard, batch)
+        self.batches.ending(shard, batch, causes, max(now_ms, self.latest_ms))
         self.changes.committing(db, batch, max(now_ms, self.latest_ms))
 
     def _in_its_lane(self, spec: Spec, item: NewItem, lanes: dict[int, LaneRow], weights: dict[int, int]) -> None:
@@ -160,6 +165,8 @@ class Ledger:
         current = {timer.lease if timer is not None else 0, ready.lease if ready is not None else 0}
         current.update(d.token for d in [d for d in record.deliveries if not d.void][-1:])
         ends = ("ack", "nack", "fail", "reject") if body.delivery == AT_MOST_ONCE else ("ack",)
+        if item_id in self.batches.swept:
+            return "cancelled"
         for op in record.open_ops(*ends, "delete"):
             if op.kind == "delete" or (op.kind in ends and op.token in current):
                 return op.kind

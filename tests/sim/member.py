@@ -8,13 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from foqs.bounds import Budget
+from foqs.buffers.item_batches import BatchLinks
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.engine import shard_driver as steps
 from foqs.engine.engine import Engine
 from foqs.engine.listing import Listing
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
-from foqs.engine.state import Callbacks
+from foqs.engine.state import _ALONE, Callbacks
 from foqs.fairness.keys import TopicKey
 from foqs.ids import Stamp
 from foqs.opened import Opened
@@ -23,6 +24,7 @@ from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, StoreDown
 from tests.sim.audit import audit_listed, available, lanes_of
+from tests.sim.batch_links import Links
 from tests.sim.lending import Loans
 from tests.sim.loop import HostLoop
 from tests.sim.memory_store import MemoryStore
@@ -88,6 +90,13 @@ class Member(HostLoop):
                 alarm=self.alarm,
                 tell_keys=lambda keys, told: self.neighbour.key_changes.tell(keys, told),  # noqa: PLW0108 - it is made below
                 tokens_wanted=self._tokens_wanted,
+                batches=BatchLinks(
+                    lambda reports, told: self.links.tell_homes(reports, told),  # noqa: PLW0108 - it is made below
+                    lambda number, asked, gone: self.links.ask_members(number, asked, gone),  # noqa: PLW0108
+                    lambda: self.links.all_shards(),  # noqa: PLW0108
+                )
+                if profile.batches
+                else _ALONE,
                 monotonic_ms=lambda: self.lending.monotonic_ms() if self.lending else 0,
             ),
             shards_elsewhere=True,
@@ -98,6 +107,8 @@ class Member(HostLoop):
         self.driver = ShardDriver(self.engine.state.shards, static=not profile.rival, take_over=profile.rival)
         self.shares = Shares(self) if profile.tenants and profile.prompt else None
         self.neighbour = Neighbour(self)
+        if profile.batches:
+            self.links = Links(self)
         self.lending: Loans | None = None
         if profile.throttled:
             self.lending = Loans(self)

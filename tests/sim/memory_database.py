@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from foqs.ids import FOREVER_MS, hash_slot_bounds, hash_slot_of
+from foqs.item_batch import MemberRows
 from foqs.order import InOrder, Order, OrderHome, OrderRow, Standing
 from foqs.policies.failures import FailureFilter
 from foqs.rows import (
@@ -34,6 +35,7 @@ from foqs.rows import (
     TimerRow,
 )
 from foqs.shardmgr.routing import has
+from tests.sim.memory_batches import MemoryBatches
 
 POISON = b"\xffpoison"
 """A payload or metadata that begins with it is refused by the database."""
@@ -103,6 +105,7 @@ class MemoryDatabase:
         self.progress: dict[int, ProgressRow] = {}
         self.ended_from_ms = 0
         self.homes: dict[bytes, OrderHome] = {}
+        self.batches = MemoryBatches(_rule)
         self.lanes: dict[int, LaneRow] = {}
         self.ever: set[int] = set()
         self.epoch = 0
@@ -122,6 +125,7 @@ class MemoryDatabase:
         self.connections = 0
         self.late: list[Packet] = []
         self.observers: list[Callable[[int, Batch], None]] = []
+        self.forgot: Callable[[list[int]], None] = lambda batches: None
         self.commits = 0
 
     def since_ms(self, item_id: int) -> int:
@@ -229,6 +233,7 @@ class MemoryDatabase:
             _rule(failure.id not in self.failures, "failure {} exists", failure)
             self.failures[failure.id] = failure
         self._ends(batch)
+        self._members(batch)
         for item_id in batch.item_gone:
             _rule(item_id in self.items, "item {} is removed but is not there", item_id)
             del self.items[item_id]
@@ -309,6 +314,15 @@ class MemoryDatabase:
         for item_id in batch.progress_gone:
             self.progress.pop(item_id, None)
 
+    def _members(self, batch: Batch) -> None:
+        rows = batch.members or MemberRows()
+        new = dict(rows.new)
+        for item in batch.inserts:
+            _rule(new.get(item.id, 0) == item.batch, "item {} of batch {} is no member", item.id, item.batch)
+        self.batches.apply(rows)
+        if rows.forgotten:
+            self.forgot(rows.forgotten)
+
     def _clear_slots(self, keys: KeyRows) -> None:
         for low, high in map(hash_slot_bounds, keys.cleared):
             self.dedup = {digest: row for digest, row in self.dedup.items() if not low <= digest <= high}
@@ -376,6 +390,7 @@ class MemoryDatabase:
         self.items[item.id] = Body(
             item.id, item.lane, item.priority, item.deliver_after_ms, item.enqueued_at_ms, item.expires_at_ms,
             item.lease_ms, item.delivery, item.payload, item.metadata, item.headers, item.order_key, item.order_at,
+            None, item.batch,
         )  # fmt: skip
         size = size_of(item)
         if isinstance(item, NewOrdered):
@@ -500,6 +515,10 @@ class MemoryDatabase:
             _rule((item_id in self.expiry) == has_ttl, "item {} has the wrong expiry row", item_id)
             failure = self.failures.get(item_id)
             dead = failure is None or (body is not None and body.lane == failure.lane)
+            member = self.batches.members.get(item_id)
+            gone = (body is None or item_id in self.ended) and item_id not in self.batches.rows
+            gone = gone and member is not None and not member.dead
+            _rule(not gone or not self.strict, "member {} has ended, and is not counted", item_id)
             _rule(dead or not self.strict, "failure {} is not of its item {}", failure, body)
         for order, from_ms, what in (
             (self.due_order, batch.due_from_ms, "timer"),

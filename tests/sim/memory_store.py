@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from foqs.ids import Marks
+from foqs.item_batch import BatchPart, BatchRow, ShardCounts
 from foqs.item_filter import ItemFacts
 from foqs.opened import Backlog, Opened
 from foqs.order import InOrder, Order, OrderHome, OrderRow, Standing
@@ -114,6 +115,7 @@ class MemoryStore:
             tail=tail,
             ordered=counts_of_orders(db.ordered.values()),
             homes=list(db.homes.values()),
+            batches=bool(db.batches),
             order_leases=[
                 (Order(row.digest, row.place, row.standing), row.id, row.lane)
                 for row in db.ordered.values()
@@ -222,7 +224,14 @@ class MemoryStore:
         self._read()
         bodies = [self._db.items[item_id] for item_id in ids if item_id in self._db.items]
         return [
-            ItemFacts(one.id, one.priority, one.enqueued_at_ms, one.headers if headers else None, one.order_key)
+            ItemFacts(
+                one.id,
+                one.priority,
+                one.enqueued_at_ms,
+                one.headers if headers else None,
+                one.order_key,
+                one.batch or None,
+            )
             for one in bodies
         ]
 
@@ -346,6 +355,39 @@ class MemoryStore:
         self._read()
         ids = sorted(item_id for item_id in self._db.failures if item_id > after_id)
         return [(item_id, self._db.items[item_id].order_at) for item_id in ids[:limit]]
+
+    def member_counts(self, batches: list[int]) -> list[ShardCounts]:
+        self._read()
+        return self._db.batches.shard_counts(batches)
+
+    def unsent_counts(self, after: int, limit: int) -> list[ShardCounts]:
+        self._read()
+        counts = self._db.batches.counts
+        return self._db.batches.shard_counts(
+            sorted(batch for batch in counts if batch > after and counts[batch].unsent)[:limit]
+        )
+
+    def members_of(self, batch: int, after: tuple[bool, int], limit: int) -> list[tuple[bool, int]]:
+        self._read()
+        return self._db.batches.members_of(batch, after, limit)
+
+    def batch_rows(self, batches: list[int]) -> list[BatchRow]:
+        self._read()
+        return [self._db.batches.rows[batch] for batch in batches if batch in self._db.batches.rows]
+
+    def live_batches(self, after: int, limit: int) -> list[BatchRow]:
+        self._read()
+        rows = sorted(row for row in self._db.batches.rows.values() if row.id > after and not row.ended_at_ms)
+        return [row._replace(on_success=None, on_end=None) for row in rows[:limit]]
+
+    def batch_parts(self, batches: list[int]) -> list[BatchPart]:
+        self._read()
+        return [part for part in self._db.batches.parts.values() if part.batch in batches]
+
+    def ended_batches(self, before_ms: int, limit: int) -> list[int]:
+        self._read()
+        ended = sorted((row.ended_at_ms, row.id) for row in self._db.batches.rows.values() if row.ended_at_ms)
+        return [batch for at_ms, batch in ended if at_ms < before_ms][:limit]
 
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         self._read()

@@ -256,7 +256,7 @@ def enqueue_ordered(clients: Clients, count: int, timeout_ms: int) -> None:
     parts: list[Keyed] = []
     for at in range(count):
         if rng.random() < 0.2:
-            topic = rng.choice(sim.profile.topics)
+            topic = rng.choice(clients.topics_with(topic))
         spec, item = clients.new_item(topic, now_ms)
         spec.order, spec.request = key, clients.requests
         key = rng.choice(sim.profile.order_keys)

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import count, islice, product
 
 from foqs.bounds import THROTTLE
 from foqs.config.load import Config
@@ -15,6 +15,7 @@ from foqs.fairness.keys import ORDERED, LaneKey, TopicKey, lane_key
 from foqs.ids import Until, digest_of, hash_slot_of
 from foqs.peers.scheduler import row_digest
 from foqs.rules import ItemRules, RetryRule
+from tests.sim.batch_profile import with_batches
 from tests.sim.faults import NONE, FaultRates, random_rates
 from tests.sim.order_profile import ORDER_KINDS, in_order
 from tests.sim.slots import FEW_SLOTS
@@ -78,6 +79,7 @@ class Profile:
     changes: bool = False  # operators change items that wait
     order_keys: tuple[str, ...] = ()
     order_sizes: dict[str, int] = field(default_factory=dict)  # constants of `foqs.engine.orders`
+    batches: dict[str, int] = field(default_factory=dict)  # constants of `BATCHES`; none: no batches of items
     held: tuple[str, ...] = ()  # tenants all of whose items have throttle keys
     _lanes: dict[TopicKey, list[LaneKey]] = field(default_factory=dict, init=False, compare=False)
 
@@ -87,7 +89,8 @@ class Profile:
         if found is None:
             names = [("", ()), *((tenant, keys) for tenant in self.tenants for keys in self.throttle_sets)]
             untils = (0, *self.untils, *((ORDERED,) if self.order_keys else ()))
-            others = [lane_key(topic, *one, rules, until) for one in names for rules in self.rules for until in untils]
+            every = product(names, self.rules, untils, (False, bool(self.batches)))
+            others = [lane_key(topic, *name, *more) for name, *more in every]
             found = self._lanes[topic] = list(dict.fromkeys([lane_key(topic), *others]))
         return found
 
@@ -211,19 +214,18 @@ def _full_databases(rng: random.Random) -> Profile:
     rates = {number: NONE if only_items else replace(one, commit_full=0) for number, one in profile.rates.items()}
     host = profile.config.host.model_copy(update={"tail_items": 10_000, "window_rows": rng.choice([5, 20, 4_096])})
     config = profile.config.model_copy(update={"host": host})
-    many = {"producers": 5, "consumers": rng.choice([1, 1, 4])}
-    return replace(profile, config=config, rooms=rooms, rates=rates, poisoned=0, **many)
+    consumers = rng.choice([1, 1, 4])
+    return replace(profile, config=config, rooms=rooms, rates=rates, poisoned=0, producers=5, consumers=consumers)
 
 
 def _refused_rows(rng: random.Random) -> Profile:
     """Transactions are stored in parts, and the outcome of a part is often unknown."""
     profile = random_profile(rng, rng.choice(["crash", "rival"]))
     more = {"batch_rows": 2_000, "tail_items": 10_000, "window_rows": rng.choice([20, 4_096])}
-    rates = replace(NONE, commit_lost=0.2, slow=0.3)
     return replace(
         profile,
         config=profile.config.model_copy(update={"host": profile.config.host.model_copy(update=more)}),
-        rates=dict.fromkeys(profile.rates, rates),
+        rates=dict.fromkeys(profile.rates, replace(NONE, commit_lost=0.2, slow=0.3)),
         budget_bytes=1_000_000,
         payload_bytes=10,
         poisoned=0.1,
@@ -273,9 +275,8 @@ def _kept_items(rng: random.Random) -> Profile:
 
 def _with_rules(rng: random.Random) -> Profile:
     """Items bring rules of their own: other limits and delays than their topic's, and times for which they are kept."""
-    profile = random_profile(rng, rng.choice(["dead", "tenants", "kept"]))
-    while not profile.dead_topics:
-        profile = random_profile(rng, rng.choice(["dead", "tenants", "kept"]))
+    while not (profile := random_profile(rng, rng.choice(["dead", "tenants", "kept"]))).dead_topics:
+        pass
     rules = (
         None,
         ItemRules(max_attempts=1),
@@ -291,8 +292,8 @@ def _with_rules(rng: random.Random) -> Profile:
 
 def _with_steps(rng: random.Random) -> Profile:
     """Consumers work in steps, and give a checkpoint after each."""
-    profile = random_profile(rng, rng.choice(["dead", "kept", "crash", "rival", "clock", "cut"]))
-    return replace(profile, steps=rng.choice([0.3, 0.6]))
+    kinds = ["dead", "kept", "crash", "rival", "clock", "cut"]
+    return replace(random_profile(rng, rng.choice(kinds)), steps=rng.choice([0.3, 0.6]))
 
 
 def _with_unique_work(rng: random.Random) -> Profile:
@@ -447,8 +448,7 @@ def _throttled(rng: random.Random, kinds: Sequence[str] = ("shares", "calm", "",
 
     Half of the runs have no failures, and are exact. In half of these, the shares of tenants are compared while
     throttles hold one of them. Everything fails in the other half."""
-    kind = rng.choice(kinds)
-    if kind:
+    if kind := rng.choice(kinds):
         profile = random_profile(rng, "fair")
         profile = replace(profile, tenants=tuple(dict.fromkeys(profile.tenants))[: rng.choice([3, 5])])
     else:
@@ -563,8 +563,7 @@ def _with_schedules(rng: random.Random) -> Profile:
 
 def _schedule(kind: str, **more: str | bool) -> tuple[str, str]:
     """Return a setting whose row in namespace ns is in a slot that moves."""
-    names = (f"{kind}-{number}" for number in count())
-    name = next(name for name in names if hash_slot_of(row_digest("ns", name)) < FEW_SLOTS)
+    name = next(one for n in count() if hash_slot_of(row_digest("ns", one := f"{kind}-{n}")) < FEW_SLOTS)
     return f"schedule.{name}", json.dumps({"cron": "@every 1s", "topic": "topic-0", **more})
 
 
@@ -596,5 +595,6 @@ _KINDS: dict[str, Callable[[random.Random], Profile]] = {
     "slots": _limited_leases,
     "schedules": _with_schedules,
     "changed": _with_changes,
+    "batches": lambda rng: with_batches(rng, random_profile),
     "orders": lambda rng: in_order(rng, random_profile(rng, rng.choice(ORDER_KINDS))),
 }

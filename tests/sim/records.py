@@ -8,7 +8,7 @@ from functools import cache
 from foqs.fairness.keys import ORDERED, LaneKey, lane_key, unpack_throttles
 from foqs.ids import Dedup
 from foqs.rows import LaneRow, NewItem
-from foqs.rules import ItemRules, unpack_rules, unpack_until
+from foqs.rules import ItemRules, unpack_members, unpack_rules, unpack_until
 from tests.kernel.run import PromiseBroken
 
 NACKS = ("nack", "fail", "reject")
@@ -41,10 +41,12 @@ class Spec:
     until: int = 0  # when its key is free
     order: str = ""  # its order key
     request: int = 0  # of items with order keys, by its number
+    batch: int = 0  # it is a member of it
+    calls: int | None = None  # the batch whose callback it is, by the time at which that expires
 
     def lane(self, topic: tuple[str, str]) -> LaneKey:
         """Return the lane that the item has in a topic."""
-        return lane_key(topic, self.tenant, self.throttles, self.rules, self.lane_until)
+        return lane_key(topic, self.tenant, self.throttles, self.rules, self.lane_until, self.batch != 0)
 
     @property
     def lane_until(self) -> int:
@@ -126,7 +128,7 @@ def lane_of(row: LaneRow) -> LaneKey:
     """Return the lane that a row names."""
     topic = (row.ns.decode(), row.topic.decode())
     throttles, rules, until = unpack_throttles(row.throttles), unpack_rules(row.rules), unpack_until(row.rules)
-    return lane_key(topic, row.fairness.decode(), throttles, rules, until)
+    return lane_key(topic, row.fairness.decode(), throttles, rules, until, unpack_members(row.rules))
 
 
 def broken(promise: int, message: str) -> None:

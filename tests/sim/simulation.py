@@ -11,6 +11,8 @@ from foqs.policies.settings import Settings
 from foqs.shardmgr.lifecycle import ShardState
 from tests.kernel.run import Run, Stuck
 from tests.sim.audit import audit, audit_bounds, audit_budget, audit_parked, audit_topics
+from tests.sim.batch_clients import BatchClients
+from tests.sim.batch_profile import BATCHES
 from tests.sim.clients import Clients
 from tests.sim.concurrency import Concurrent
 from tests.sim.faults import NONE, RandomFaults
@@ -50,6 +52,7 @@ class Simulation(Run):
             db.observers.append(
                 lambda epoch, batch, number=number: self.ledger.committing(number, epoch, batch, self.now_ms)
             )
+            db.forgot = partial(self.ledger.batches.forgot, number)
             if self.profile.throttled:
                 db.observers.append(lambda _, batch: self.concurrency.committing(batch))
             if self.profile.scheduled:
@@ -63,14 +66,19 @@ class Simulation(Run):
         self.members = [Member(self, f"host-{n}") for n in range(1, 3 if self.profile.rival else 2)]
         self.owners = dict.fromkeys(numbers, self.members[0])
         self.clients = Clients(self)
+        self.batches = BatchClients(self.clients) if self.profile.batches else None
 
     def run(self) -> Self:
-        known = {name: getattr(orders, name) for name in self.profile.order_sizes}
+        sizes = [(orders, name, size) for name, size in self.profile.order_sizes.items()]
+        sizes += [(module, name, size) for name, size in self.profile.batches.items() for module in BATCHES[name]]
+        known = [(module, name, getattr(module, name)) for module, name, _ in sizes]
         try:
-            vars(orders).update(self.profile.order_sizes)
+            for module, name, size in sizes:
+                setattr(module, name, size)
             return super().run()
         finally:
-            vars(orders).update(known)
+            for module, name, size in known:
+                setattr(module, name, size)
 
     def after_event(self) -> None:
         if not self.events % _AUDIT_EVERY:
@@ -91,6 +99,8 @@ class Simulation(Run):
         for number, rates in profile.rates.items():
             self.faults[number].rates = rates
         self.clients.start()
+        if self.batches is not None:
+            self.batches.start()
         self.record.start()
         begin = self.time
         spans = len(profile.policies) - profile.throttled  # the last throttles let the run end
@@ -196,12 +206,14 @@ class Simulation(Run):
         self._wait_for_slots()
         self.ledger.quiet_ms = self.now_ms
         self.clients.drain()
+        if self.batches is not None:
+            self.batches.drain()
         if self.profile.scheduled:
             self.schedules.finish()
         # A clock that was set back delays everything that waits for a time of day.
         exact = self.profile.throttled and not (self.profile.clock_steps or self.profile.order_keys)
         most_ms = max(self.throttles.drain_ms(), self.concurrency.drain_ms()) if exact else _DRAIN_MS
-        self.wait(most_ms, lambda: not any(db.items for db in self.dbs.values()), self._left)
+        self.wait(most_ms, lambda: not any(db.items or db.batches.busy for db in self.dbs.values()), self._left)
         idle_ms = self.profile.config.host.lane_idle_ms + (20_000 if self.profile.clock_steps else 2_500)
         self.clients.stop()
         self.until(self.time + idle_ms)
@@ -216,6 +228,8 @@ class Simulation(Run):
 
     def _left(self) -> str:
         left = [body for db in self.dbs.values() for body in db.items.values()]
+        if not left:
+            return f"batches: {[db.batches.left() for db in self.dbs.values()]}"
         rows = [(db.ready.get(left[0].id), db.timer.get(left[0].id)) for db in self.dbs.values()]
         return f"{len(left)} items are left, the first: {left[0]} {rows} {self.ledger.records[left[0].id]}"
 
@@ -230,6 +244,8 @@ class Simulation(Run):
         self.counts.update(f"items of {spec.tenant}" for spec in self.ledger.specs.values())
         self.throttles.check()
         self.ledger.orders.check_left()
+        if self.batches is not None:
+            self.ledger.batches.check_left()
         self.clients.check_all_answered()
         for number, db in self.dbs.items():
             if db.lanes or db.ready or db.timer or db.expiry or db.failures or db.ended or db.results or db.progress:
@@ -260,6 +276,8 @@ class Simulation(Run):
     def audit(self) -> None:
         for member in self.members:
             for shard in member.engine.state.serving:
+                if self.profile.batches:
+                    self.ledger.batches.audit_joins(shard, member.links.open)
                 if member.in_step(shard):
                     audit(shard, self.dbs[shard.number])
                     self.ledger.orders.audit(shard.number)
@@ -270,6 +288,8 @@ class Simulation(Run):
                 audit_parked(member.engine)
                 self.throttles.look(member)
         self.concurrency.audit()
+        if self.profile.batches:
+            self.ledger.batches.audit(self.now_ms)
 
 
 def simulate(seed: int, trouble: str = "") -> Simulation:

@@ -153,6 +153,31 @@ KINDS = (
         },
         also=(33, 54, 55, 217),
     ),
+    Kind(
+        "batches",
+        share=5,
+        first=12,
+        counts={
+            "batch created": 100,
+            "batch members": 200,
+            "batch COMPLETED": 50,
+            "batch DELETED": 10,
+            "batch EXPIRED": 10,
+            "batch FAILED": 10,
+            "batch redriven": 1,
+            "batch swept": 10,
+            "batch INVALID": 50,
+            "batch handlers": 10,
+            "batch in a batch": 5,
+            "batch callbacks": 100,
+            "batch headers": 50,
+            "batch ended SUCCEEDED": 50,
+            "batch ended ENDED": 5,
+            "batch ended EXPIRED": 20,
+            "batch ended CANCELLED": 20,
+            "batch removed": 100,
+        },
+    ),
     Kind("skew", share=10),  # each host's clock is right, or two hours ahead or behind the databases'
 )
 

@@ -277,6 +277,40 @@ def ordered(
         end(run_ordered(made, folder, chosen, items, keys, kills, seconds, hosts))
 
 
+def batches(
+    number: Annotated[
+        int, typer.Option("--batches", min=1, max=1_000_000, help="Producers create this many batches.")
+    ] = 1_000,
+    members: Annotated[
+        int, typer.Option(min=10, max=1_000_000, help="Each batch has about this many members.")
+    ] = 1_000,
+    kills: Annotated[
+        int, typer.Option(min=0, max=1_000, help="A host or a consumer is killed so often, in turn (0: never).")
+    ] = 20,
+    hosts: Annotated[int, typer.Option(min=1, max=20, help="The cluster has this many hosts.")] = 3,
+    shards: Annotated[int, typer.Option(min=1, max=100, help="The cluster has this many shards.")] = 8,
+    seed: Seed = None,
+    kind: Kind = "mariadb",
+    keep: Keep = False,
+) -> None:
+    """Test that each batch stores its callbacks once, after its last member, through kills.
+
+    Two processes produce, and three consume and fail or forget some members. With each kill of a consumer a shard
+    moves. Some batches are members of a batch, some have members that add members or become dead letters, and some are
+    cancelled or expire.
+
+    The command exits with 1 if a callback was lost, stored twice, or stored before the ack of the last member was sent,
+    if counts are wrong, or if a batch is left open.
+    """
+    from foqs_lab.cluster import make_shards
+    from foqs_lab.crash.batches import run_batches
+    from foqs_lab.servers import ServerSettings, start_database_server
+
+    settings = ServerSettings(buffer_pool_bytes=64 << 20)
+    with _verdict("batches", seed, keep) as (chosen, folder, end), start_database_server(kind, settings) as server:
+        end(run_batches(make_shards([server], shards, "batches"), folder, chosen, number, members, kills, hosts))
+
+
 class _Report(Protocol):
     @property
     def good(self) -> bool: ...
@@ -422,5 +456,6 @@ command(app, "foqs-lab tasks --tasks 100000 --kills 30")(tasks)
 command(app, "foqs-lab schedules --seconds 600 --kills 20")(schedules)
 command(app, "foqs-lab unique --enqueues 100000 --keys 1000 --kills 20")(unique)
 command(app, "foqs-lab ordered --items 200000 --keys 100000 --kills 20")(ordered)
+command(app, "foqs-lab batches --batches 1000 --members 1000 --kills 20")(batches)
 command(app, "foqs-lab policies 1 10 --share 0.1", "foqs-lab policies --plot fairness.svg")(policies)
 command(app, "foqs-lab servers mariadb zookeeper")(servers)

@@ -114,6 +114,7 @@ def register(parent: typer.Typer) -> None:
     command(app, "foqs-lab bench workers --database sqlite --items 5000")(workers)
     command(app, "foqs-lab bench features --database sqlite --items 5000")(features)
     command(app, "foqs-lab bench results --items 5000 --keep-ms 5000")(results)
+    command(app, "foqs-lab bench batch --database sqlite --members 100000")(batch)
     command(app, "foqs-lab bench in-flight --calls 16", name="in-flight")(in_flight)
     command(app, "foqs-lab bench tasks --rivals --rounds 7", "foqs-lab bench tasks --against ../before")(tasks)
     command(app, "foqs-lab bench assignment --shards 1000 --hosts 100")(assignment)
@@ -356,7 +357,7 @@ def features(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare items that have tenants, keys, headers or a hook with plain items."""
+    """Compare items that have tenants, keys, headers, a hook or a batch with plain items."""
     from foqs_lab.bench import features
     from foqs_lab.bench.kinds import Kind
     from foqs_lab.bench.rig import rig
@@ -396,6 +397,24 @@ def results(
         rig(databases.database, databases.shards, databases.driver) as measured,
     ):
         found = results.measure(measured, items, keep_ms, callers, rounds, status.update)
+    _print(found, as_json)
+
+
+def batch(
+    databases: Databases,
+    members: Annotated[int, _option("The batch has this many members.", min=100)] = 1_000_000,
+    as_json: Json = False,
+) -> None:
+    """Time the callback of one batch after the last of its members."""
+    from foqs_lab.bench import item_batch
+    from foqs_lab.bench.rig import rig
+
+    with (
+        Console(stderr=True).status("starting") as status,
+        reported(),
+        rig(databases.database, databases.shards, databases.driver) as measured,
+    ):
+        found = item_batch.measure(measured, members, status.update)
     _print(found, as_json)
 
 

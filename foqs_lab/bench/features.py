@@ -21,6 +21,7 @@ from foqs_lab.bench.machine import table
 from foqs_lab.bench.rig import Rig
 
 _KEEP_MS = 60_000
+_BATCHES = 100
 _PARTS = ("host", "database", "clients")
 
 
@@ -52,11 +53,12 @@ class Runs:
 
     def show(self, console: Console) -> None:
         """Print the median of each figure, and the spread of the ratios."""
-        columns = ("items/s", f"over {self.first}", "min to max", *(f"{part} us" for part in _PARTS))
+        parts = [part for part in _PARTS if part in self.runs[self.first][0].cpu_us]  # SQLite is in the host
+        columns = ("items/s", f"over {self.first}", "min to max", *(f"{part} us" for part in parts))
         shown = table(f"foqs-lab bench features, {self.items:,} items in batches of 100", "items", *columns)
         for kind, runs in self.runs.items():
             ratios = self.over_first(kind)
-            cpu = [f"{median(one.cpu_us[part] for one in runs):.1f}" for part in _PARTS]
+            cpu = [f"{median(one.cpu_us[part] for one in runs):.1f}" for part in parts]
             rate, spread = median(one.items_per_s for one in runs), f"{min(ratios):.2f} to {max(ratios):.2f}"
             shown.add_row(kind, f"{rate:,.0f}", f"{median(ratios):.2f}", spread, *cpu)
         console.print(shown)
@@ -85,12 +87,20 @@ def _measured(rig: Rig, kind: Kind, items: int, numbers: Iterator[int], *, backl
     shape = replace(SHAPES["cycle"], items=items)
     part = Load(rig.port, topic_of(kind, next(numbers)), items, shape.producers, shape.batch, kind=kind)
     part = replace(part, payload_bytes=shape.payload_bytes, seed=time.monotonic_ns())
+    if kind in (Kind.BATCH, Kind.BATCHES):
+        with Client(f"127.0.0.1:{rig.port}", SETTINGS.ns) as client:
+            part = replace(part, batches=[client.create_batch() for _ in range(_BATCHES)])
     works = [load.produce, load.consume]
     if backlog:
         load.produce(part)
         rig.restart_host()
         works, part = [load.consume], replace(part, port=rig.port)
-    return measure([PythonClient(partial(_loading, work, part)) for work in works], items, rig.servers())
+    measured = measure([PythonClient(partial(_loading, work, part)) for work in works], items, rig.servers())
+    if part.batches:
+        with Client(f"127.0.0.1:{rig.port}", SETTINGS.ns) as client:
+            for batch in part.batches:
+                client.close_batch(batch)
+    return measured
 
 
 def _loading(work: Callable[[Load], object], part: Load) -> Run:

@@ -43,6 +43,8 @@ class Kind(StrEnum):
     RULES = "rules"
     ORDERED = "ordered"
     AT_MOST_ONCE = "at-most-once"
+    BATCH = "batch"  # all of a request in one of 100 batches
+    BATCHES = "batches"  # each of a request in another one
     TOGETHER = "together"
 
 
@@ -55,6 +57,8 @@ _OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
     Kind.DEDUP: lambda at: {"dedup_key": f"{at:032x}"},
     Kind.HOOK: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
     Kind.KEPT: lambda _: {},
+    Kind.BATCH: lambda _: {},  # `Load.batches` has the ids
+    Kind.BATCHES: lambda _: {},
     Kind.ONE_RULE: lambda _: {"rules": idl.ItemRules(max_attempts=1)},
     Kind.ORDERED: lambda at: {"order_key": f"order-{at % 100_000}"},
     Kind.AT_MOST_ONCE: lambda _: {"delivery": idl.Delivery.AT_MOST_ONCE},

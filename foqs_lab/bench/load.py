@@ -32,7 +32,8 @@ _OVERLOADED_S = 0.005
 @dataclass(frozen=True, slots=True)
 class Load:
     """`total` items in batches of `batch` over `connections`; a producer stops when all are enqueued, a consumer when
-    all are acked. `marks`: record the time at every 1/marks of the total."""
+    all are acked. `marks`: record the time at every 1/marks of the total. `batches`: the items are members of these,
+    all of a request of one, or each of another one."""
 
     port: int
     topic: str
@@ -44,6 +45,7 @@ class Load:
     seed: int = 0
     marks: int = 0
     kind: Kind = Kind.PLAIN
+    batches: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -167,7 +169,11 @@ def produce(load: Load) -> Took:
 
 
 def _spec(load: Load, rng: random.Random, payload: bytes, numbers: Iterator[int]) -> Any:
-    options = {} if load.kind is Kind.PLAIN else options_of(load.kind, next(numbers))
+    at = next(numbers)
+    options = {} if load.kind is Kind.PLAIN else options_of(load.kind, at)
+    if load.batches:
+        turn = (at - load.seed) // (1 if load.kind is Kind.BATCHES else load.batch)
+        options["batch"] = load.batches[turn % len(load.batches)]
     priority, delay_ms = int(rng.random() * 1000), load.delay_ms or None
     return idl.ItemSpec(topic=load.topic, payload=payload, priority=priority, delay_ms=delay_ms, **options)
 

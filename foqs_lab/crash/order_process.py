@@ -1,6 +1,6 @@
 """A process of producers or consumers of items with order keys: run as `python -m foqs_lab.crash.order_process`, with a
-JSON object of `Part`'s fields. It writes each request and each answer to its journal, a JSON list a line, with times of
-the machine's monotonic clock (ns):
+JSON object of the fields of `OrderPart`. It writes each request and each answer to its journal, with times of the
+machine's monotonic clock (ns):
 
     ["put", began, ended, [[key, seq, tried, answer, id], ...]]
     ["got", began, ended, [[key, seq, tried, id, lease], ...]]
@@ -11,23 +11,21 @@ the machine's monotonic clock (ns):
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import cycle
-from pathlib import Path
 from time import monotonic_ns, sleep
-from typing import Any
 
 from foqs.client import Client, Item, ItemSpec, Lease
 from foqs.errors import FoqsError
-from foqs_lab.crash.clients import Wire, answer_of
+from foqs_lab.crash.clients import answer_of
 from foqs_lab.crash.history import NS_PER_MS, Answer
+from foqs_lab.crash.parts import PAUSE_S, TIMEOUT_MS, Journal, Part, Wires
 
 NAMESPACE = "ordered"
 TOPICS = ("block", "skip")
@@ -42,54 +40,24 @@ _HOT, _HOT_KEYS = 0.05, 0.01
 """This share of the choices is among the first keys. The rest takes all keys in turn."""
 _FAILED, _FORGOTTEN, _HELD = 0.05, 0.005, 0.03
 _WAIT_MS = 300
-_TIMEOUT_MS = 4_000
-_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True)
-class Part:
-    """`threads` clients of the hosts at `ports`. Producers (`items`: of all) have the keys `first`, `first` + `step`
-    and so on below `keys`, each thread some of them; they pause while `full` exists, and end when `stop` does."""
+class OrderPart(Part):
+    """Producers (`items`: of all) have the keys `first`, `first` + `step` and so on below `keys`, each thread some of
+    them."""
 
-    folder: str
-    ports: list[int]
-    seed: str
-    threads: int
     items: int = 0
     keys: int = 0
     first: int = 0
     step: int = 1
-
-    def json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @property
-    def full(self) -> Path:
-        return Path(self.folder) / "full"
-
-    @property
-    def stop(self) -> Path:
-        return Path(self.folder) / "stop"
-
-
-class Journal:
-    """A line is in the file when `write` returns. The last line of a process that was killed may be torn."""
-
-    def __init__(self, folder: str) -> None:
-        self._file = os.open(Path(folder) / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._lock = threading.Lock()
-
-    def write(self, *values: Any) -> None:
-        line = (json.dumps(values, separators=(",", ":")) + "\n").encode()
-        with self._lock:
-            os.write(self._file, line)
 
 
 class Producer:
     """Sends the next item of a key when it knows the outcome of the last one, or both in one request. An item that
     was refused, or has an unknown outcome, is sent again as another one, with a higher `tried`."""
 
-    def __init__(self, part: Part, number: int, journal: Journal) -> None:
+    def __init__(self, part: OrderPart, number: int, journal: Journal) -> None:
         self._part = part
         self._journal = journal
         self._rng = random.Random(f"{part.seed}/{number}")
@@ -100,11 +68,10 @@ class Producer:
         self._left = part.items // part.threads
 
     def run(self) -> None:
-        addresses = ",".join(f"127.0.0.1:{port}" for port in self._part.ports)
-        with Client(addresses, NAMESPACE, timeout_ms=_TIMEOUT_MS) as client:
+        with Client(self._part.addresses, NAMESPACE, timeout_ms=TIMEOUT_MS) as client:
             while self._left > 0 and not self._part.stop.exists():
                 if self._part.full.exists() or not self._put(client):
-                    sleep(_PAUSE_S)
+                    sleep(PAUSE_S)
 
     def _put(self, client: Client) -> bool:
         """Return True if an item was stored."""
@@ -156,11 +123,10 @@ class Consumer:
     """Acks most items at once, fails or forgets some, and holds a few for up to one and a half times their lease.
     Takes another host when one does not answer."""
 
-    def __init__(self, part: Part, number: int, journal: Journal) -> None:
+    def __init__(self, part: OrderPart, number: int, journal: Journal) -> None:
         self._journal = journal
         self._rng = random.Random(f"{part.seed}/{number}")
-        self._wires = deque(Wire(port, NAMESPACE, timeout_ms=_TIMEOUT_MS) for port in part.ports)
-        self._wires.rotate(number)
+        self._wires = Wires(part, number, NAMESPACE)
         self._held: list[tuple[int, Lease]] = []
 
     def run(self) -> None:
@@ -182,14 +148,7 @@ class Consumer:
             self._end("ack", acks)
 
     def _take(self) -> Sequence[Item]:
-        began = monotonic_ns()
-        try:
-            items = self._wires[0].dequeue(TOPICS, _BATCH // 2, wait_ms=_WAIT_MS, lease_ms=LEASE_MS)
-        except FoqsError:
-            self._wires.rotate()
-            sleep(_PAUSE_S)
-            return ()
-        ended = monotonic_ns()
+        began, ended, items = self._wires.take(TOPICS, _BATCH // 2, _WAIT_MS, LEASE_MS)
         if items:
             names = [(*map(int, item.payload.split()), item.id, item.lease) for item in items]
             self._journal.write("got", began, ended, names)
@@ -200,7 +159,7 @@ class Consumer:
             return
         began = monotonic_ns()
         self._journal.write(what, began, leases)
-        wire = self._wires[0]
+        wire = self._wires.now
         outcomes = wire.ack(leases) if what == "ack" else wire.nack(leases, failed=True)
         answers = [(*lease, answer_of(one)) for lease, one in zip(leases, outcomes, strict=True)]
         self._journal.write(f"{what}ed", monotonic_ns(), answers)
@@ -209,7 +168,7 @@ class Consumer:
 
 
 def main(text: str) -> None:
-    part = Part(**json.loads(text))
+    part = OrderPart(**json.loads(text))
     journal = Journal(part.folder)
     kind = Producer if part.items else Consumer
     threads = [threading.Thread(target=kind(part, number, journal).run) for number in range(part.threads)]

@@ -11,34 +11,29 @@ is exact: all processes have one clock.
 from __future__ import annotations
 
 import json
-import random
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from foqs.client import Client
-from foqs.shardmgr.operate import Assign
-from foqs.zk.protocol import ZkConflict
 from foqs_lab.cluster import LocalCluster, Shard, local_cluster
+from foqs_lab.crash.crew import ClientProcess, Crew
 from foqs_lab.crash.history import NS_PER_MS, Answer
 from foqs_lab.crash.jobs import Journal
 from foqs_lab.crash.losses import NEVER
-from foqs_lab.crash.order_process import LEASE_MS, NAMESPACE, RETRY_MS, TOPICS, Part, topic_of
+from foqs_lab.crash.order_process import LEASE_MS, NAMESPACE, RETRY_MS, TOPICS, OrderPart, topic_of
 from foqs_lab.crash.schedules import addresses_of
-from foqs_lab.servers.process import Restartable, ServerProcess
 
 _SETTINGS = {"zookeeper": {"session_timeout_ms": 3_000, "settle_ms": 1_000}}
+_MODULE = "foqs_lab.crash.order_process"
 _PRODUCERS, _CONSUMERS, _THREADS = 2, 3, 2
 _BACKLOG = 0.1
 """Of the items."""
 _LEAST_BACKLOG = 500
-_DOWN_S = 6.0
-"""Twice the time of a session: half of the hosts are back before their shards have moved."""
 _DRAIN_S = 180.0
 _ENDS = (Answer.OK, Answer.UNKNOWN)
 _STORIES = 5
@@ -244,67 +239,6 @@ class Report:
         return "\n  ".join([*lines, *self.lies[:10], *self.stories, *self.left[:10]])
 
 
-class _Process(Restartable):
-    """A process of clients. Started again, it makes other choices, and has a journal of its own."""
-
-    def __init__(self, part: Part, name: str) -> None:
-        self._part, self._starts = part, 0
-        self._log = Path(part.folder) / f"{name}.log"
-        self.launch()
-
-    def launch(self) -> None:
-        self._starts += 1
-        part = replace(self._part, seed=f"{self._part.seed}/{self._starts}")
-        self._process = ServerProcess(
-            [sys.executable, "-m", "foqs_lab.crash.order_process", part.json()], log=self._log
-        )
-
-    def errors(self) -> list[str]:
-        return [line for line in self._log.read_text(errors="replace").splitlines() if "Error" in line]
-
-
-class Crew:
-    """The processes of clients, and what kills them and the hosts."""
-
-    def __init__(self, cluster: LocalCluster, folder: Path, seed: int, items: int, keys: int) -> None:
-        self.kills: Counter[str] = Counter()
-        self.part = Part(str(folder), [host.port for host in cluster.hosts.values()], f"{seed}/consumer", _THREADS)
-        self._cluster = cluster
-        self._rng = random.Random(f"{seed}/kills")
-        share = replace(self.part, items=items // _PRODUCERS, keys=keys, step=_PRODUCERS)
-        self.producers = [
-            _Process(replace(share, seed=f"{seed}/producer {n}", first=n), f"producer-{n}") for n in range(_PRODUCERS)
-        ]
-        self.consumers = [
-            _Process(replace(self.part, seed=f"{seed}/consumer {n}"), f"consumer-{n}") for n in range(_CONSUMERS)
-        ]
-
-    def kill(self, number: int) -> None:
-        """Kill a consumer and move a shard, or kill a host, in turn, and start it again. Raises TimeoutError."""
-        rng = self._rng
-        if number % 2:
-            self.kills["consumer"] += 1
-            victim = rng.choice(self.consumers)
-            victim.kill()
-            victim.launch()
-            facts = self._cluster.registry.facts
-            hosts = {**facts.assignment.hosts, rng.choice(self._cluster.shards).number: rng.choice([*facts.hosts])}
-            with suppress(ZkConflict):  # the controller was faster
-                self._cluster.registry.carry_out(Assign(hosts, facts.assignment.version))
-                self.kills["move"] += 1
-        else:
-            self.kills["host"] += 1
-            host = rng.choice([*self._cluster.hosts.values()])
-            host.kill()
-            sleep(rng.uniform(0, _DOWN_S))
-            host.start()
-        self._cluster.settled()
-
-    def close(self) -> None:
-        for one in (*self.producers, *self.consumers):
-            one.kill()
-
-
 def run_ordered(
     shards: Sequence[Shard], folder: Path, seed: int, items: int, keys: int, kills: int, seconds: float, hosts: int = 3
 ) -> Report:
@@ -318,7 +252,8 @@ def run_ordered(
         with Client(addresses_of([host.port for host in cluster.hosts.values()]), NAMESPACE) as client:
             client.put_settings({f"topic.{topic}": _policy(topic) for topic in TOPICS})
         begun = monotonic()
-        crew = Crew(cluster, folder, seed, items, keys)
+        part = OrderPart(str(folder), [host.port for host in cluster.hosts.values()], f"{seed}/consumer", _THREADS)
+        crew = _crew(cluster, part, seed, items, keys)
         stack.callback(crew.close)
 
         def progress() -> float:
@@ -326,9 +261,9 @@ def run_ordered(
             sleep(0.1)
             seen.take(journal.read())
             if seen.stored - seen.acked > max(_LEAST_BACKLOG, items * _BACKLOG):
-                crew.part.full.touch()
+                part.full.touch()
             else:
-                crew.part.full.unlink(missing_ok=True)
+                part.full.unlink(missing_ok=True)
             return max(min(seen.stored, seen.acked) / items, (monotonic() - begun) / seconds)
 
         for number in range(kills):
@@ -337,7 +272,7 @@ def run_ordered(
             crew.kill(number)
         while any(producer.alive for producer in crew.producers):
             if progress() > 1:
-                crew.part.stop.touch()
+                part.stop.touch()
         deadline = monotonic() + _DRAIN_S
         left = sum(shard.rows() for shard in shards)
         while left and monotonic() < deadline:
@@ -349,9 +284,21 @@ def run_ordered(
         report = verdict(seen, seed, crew.kills)
         report.left = [row for shard in shards for row in shard.left()]
         report.left += [line for host in cluster.hosts.values() for line in host.faults()]
-        report.left += [line for one in (*crew.producers, *crew.consumers) for line in one.errors()]
+        report.left += crew.errors()
         report.took_s = took_s
         return report
+
+
+def _crew(cluster: LocalCluster, part: OrderPart, seed: int, items: int, keys: int) -> Crew:
+    share = replace(part, items=items // _PRODUCERS, keys=keys, step=_PRODUCERS)
+    producers = [
+        ClientProcess(_MODULE, replace(share, seed=f"{seed}/producer {n}", first=n), f"producer-{n}")
+        for n in range(_PRODUCERS)
+    ]
+    consumers = [
+        ClientProcess(_MODULE, replace(part, seed=f"{seed}/consumer {n}"), f"consumer-{n}") for n in range(_CONSUMERS)
+    ]
+    return Crew(cluster, seed, producers, consumers)
 
 
 def _policy(topic: str) -> str:

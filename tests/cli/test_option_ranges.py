@@ -17,7 +17,7 @@ NEGATIVE = {"--priority", "--priority-is", "--min-priority", "--max-priority", "
 """Options that take negative numbers; their help says so, or the number has no meaning of its own."""
 BY_HOST = {"throttle set"}
 """Commands whose values the host checks with the rest of the settings; tests/cli/test_throttle.py has their errors."""
-COUNTED = {"--items", "--delayed", "--payload-bytes", "--oldest", "--processes", "--workers", "--share"}
+COUNTED = {"--items", "--batches", "--delayed", "--payload-bytes", "--oldest", "--processes", "--workers", "--share"}
 """Options of which 0 means none, as for every count."""
 
 

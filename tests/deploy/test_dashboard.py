@@ -28,6 +28,7 @@ WITHOUT_PANEL = {
     "foqs_shard_progress_items",
     "foqs_result_waiters",
     "foqs_schedule_times_total",
+    "foqs_item_batches_total",
     "foqs_page_rows_total",
     "foqs_transaction_rows_total",
     "foqs_shard_trip_seconds",

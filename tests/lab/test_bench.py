@@ -271,6 +271,15 @@ def test_results_arrive_and_kept_items_go() -> None:
     assert figures["gone_s"] > 0
 
 
+@pytest.mark.timeout(200)
+def test_a_batch_calls_back_after_its_last_member() -> None:
+    ran = foqs_lab("bench", "batch", "--database", "sqlite", "--members", "500", "--json", patience_s=180)
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(ran.stdout)
+    assert figures["members"] == 500
+    assert min(figures["members_per_s"], figures["callback_s"]) > 0
+
+
 @pytest.mark.timeout(400)
 def test_calls_in_flight_of_both_clients() -> None:
     args = ("--database", "sqlite", "--items", "400", "--calls", "8", "--rounds", "2", "--json")

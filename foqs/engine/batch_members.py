@@ -237,7 +237,8 @@ def ask(
         raise NotServed
     shard.queue.use_batches()
     members = shard.queue.members
-    left = [question.batch for question in questions if question.forget]
+    asked = dict.fromkeys(question.batch for question in questions if question.forget)
+    left = [batch for batch in asked if batch not in members.forgetting]  # for the others the home asks again
     gone = list[int]()
 
     def done(batch: int) -> None:
@@ -245,9 +246,10 @@ def ask(
         if len(gone) == len(left):
             forgotten(gone)
 
+    for batch in left:
+        forget(shard, batch, partial(done, batch))
     for question in questions:
         if question.forget:
-            forget(shard, question.batch, partial(done, question.batch))
             continue
         members.wanted[question.batch] = None
         if question.cancel and question.batch not in members.sweeps:
@@ -258,13 +260,14 @@ def ask(
     state.touch(shard)
 
 
-def forget(shard: Shard, batch: int, done: Callable[[], None] = lambda: None) -> None:
+def forget(shard: Shard, batch: int, done: Callable[[], None] | None = None) -> None:
     """Remove all rows of a batch, and call `done`."""
     members = shard.queue.members
     if batch not in members.forgetting:
         members.forgetting[batch] = Forgetting(batch)
         members.reads.append(ForgetRead(members.forgetting[batch]))
-    members.forgetting[batch].done.append(done)
+    if done is not None:
+        members.forgetting[batch].done.append(done)
     shard.queue.touch()
 
 

@@ -238,7 +238,7 @@ def ask(
     shard.queue.use_batches()
     members = shard.queue.members
     asked = dict.fromkeys(question.batch for question in questions if question.forget)
-    left = [batch for batch in asked if batch not in members.forgetting]  # for the others the home asks again
+    left = [batch for batch in asked if batch not in members.forgetting]  # of any other batch the home asks again
     gone = list[int]()
 
     def done(batch: int) -> None:

@@ -158,6 +158,7 @@ OWN_CLOCK = {
     "foqs/cli/reorder.py": {"now"},  # the option --now
     "foqs/cli/terminal.py": {"gmtime"},
     "foqs/cli/outbox.py": {"time"},  # for the age of rows, which have the time of the application
+    "foqs/cli/push_trial.py": {"time"},  # for the time of a signature, which the receiver compares with its clock
     "foqs/spark/jobs/command.py": {"time"},  # with a note, where no database can be read
 }
 

@@ -184,7 +184,7 @@ def test_checks_work_on_a_hostile_server(hostile: Hostile) -> None:
     assert findings_of(url, NUMBER) == []
     checkup = check_up(url, NUMBER, timeout_s=10, now_ms=lambda: 0)
     assert checkup.findings == []
-    assert count_items(url, NUMBER) == (0, 0)
+    assert count_items(url, NUMBER) == (0, 0, 0)
 
 
 def test_only_one_module_connects_to_databases() -> None:

@@ -9,7 +9,6 @@ its callbacks, in one transaction.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -186,19 +185,6 @@ class MemberRows:
     parts: list[BatchPart] = field(default_factory=list)
     ends: list[Ends] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
-
-    def second_callbacks(self) -> dict[int, int]:
-        """Return the second callbacks of batches that end, by the first ones, which they go with."""
-        return {end.success_id: end.end_id for end in self.ends if end.success_id and end.end_id}
-
-    def units(self, ids: Iterable[int]) -> Iterable[int]:
-        """Return the parts in which a transaction that touches these items may be stored: items, and new batches."""
-        seconds = set(self.second_callbacks().values())
-        return dict.fromkeys([*(one for one in ids if one not in seconds), *(row.id for row in self.created)])
-
-    def with_callbacks(self, ids: set[int]) -> set[int]:
-        """Return these `units` with the second callbacks that go with them."""
-        return ids | {second for first, second in self.second_callbacks().items() if first in ids}
 
     def only(self, ids: set[int]) -> MemberRows:
         """Return the part that touches items of `ids`, and all that belongs to no item of the shard. The end of a batch

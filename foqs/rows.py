@@ -8,7 +8,7 @@ A `Batch` is one transaction. Times are epoch milliseconds; 0 means "none".
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -440,12 +440,7 @@ class KeyRows:
 
     def only(self, ids: set[int]) -> KeyRows:
         """Return the part that touches items of `ids`, and all that belongs to no item of the shard."""
-        lists: dict[str, Any] = {
-            name: [item_id for item_id in getattr(self, name) if item_id in ids]
-            for name in ("ended", "dead", "redriven")
-        }
-        held = [key for key in self.held if key.id in ids]
-        return replace(self, held=held, homes_gone=[row for row in self.homes_gone if row.id in ids], **lists)
+        return replace(self, **_rows_of(self, _ID_OF_KEYS, ids))
 
 
 class Holding(NamedTuple):
@@ -490,9 +485,8 @@ _NO_ROWS: Any = ()
 class Batch:
     """One transaction. The store runs the lists in this order, after the fence.
 
-    An item that moves is in the list it leaves and in the list it enters. Bounds: the caller keeps a batch
-    below the store's `max_batch_bytes`; the store cuts statements. Most batches have rows in `inserts` and `item_gone`
-    alone, so that the other columns become lists in `fill`.
+    An item that moves is in the list it leaves and in the list it enters. The caller keeps a batch below the store's
+    `max_batch_bytes`. Most batches have rows in `inserts` and `item_gone` alone: `fill` makes lists of other columns.
     """
 
     lanes_new: list[LaneRow] = _NO_ROWS
@@ -528,9 +522,9 @@ class Batch:
     lanes_gone: list[int] = _NO_ROWS
     keys: KeyRows | None = None
     members: MemberRows | None = None
+    together: list[tuple[int, int]] = _NO_ROWS  # two ids: the rows of both are stored, or of neither
     slots: Holding | None = None  # None: as they are
-    # Saved with the fence's own UPDATE.
-    next_number: int = 1
+    next_number: int = 1  # from here on: saved with the fence's own UPDATE
     due_from_ms: int = 0
     expiry_from_ms: int = 0
     dedup_from_ms: int = 0
@@ -547,18 +541,17 @@ class Batch:
                 setattr(self, name, [])
 
     def ids(self) -> list[int]:
-        """Return every item that the transaction touches, and every batch that it creates, in a stable order."""
-        touched = dict.fromkeys(id_of(row) for name, id_of in _ID_OF.items() for row in getattr(self, name))
-        return list(touched if self.members is None else self.members.units(touched))
+        """Return in a stable order the items that it touches, of two `together` the first, and new batches."""
+        touched = [id_of(row) for name, id_of in _ID_OF.items() for row in getattr(self, name)]
+        touched += [] if self.members is None else [row.id for row in self.members.created]
+        seconds = {second for _, second in self.together}
+        return [one for one in dict.fromkeys(touched) if one not in seconds]
 
     def only(self, ids: set[int], *, lanes: bool) -> Batch:
         """Return the part that touches `ids`, with or without the changes of lanes. What the fence saves stays whole,
         except `indexed_to`: the items of another part may stay unindexed."""
-        ids = ids if self.members is None else self.members.with_callbacks(ids)
-        kept: dict[str, Any] = {
-            name: [row for row in getattr(self, name) if id_of(row) in ids]
-            for name, id_of in {**_ID_OF, "dedup_new": _row_id, "dedup_again": _row_id}.items()
-        }
+        ids = ids | {second for first, second in self.together if first in ids}
+        kept = _rows_of(self, _ID_OF | dict.fromkeys(("dedup_new", "dedup_again"), _row_id), ids)
         if self.keys is not None:
             kept["keys"] = self.keys.only(ids)
         if self.members is not None:
@@ -566,6 +559,11 @@ class Batch:
         if not lanes:
             kept.update(lanes_new=[], weights=[], lanes_gone=[])
         return replace(self, indexed_to=self.indexed_from, **kept)
+
+
+def _rows_of(rows: object, lists: Mapping[str, Callable[[Any], int]], ids: Container[int]) -> dict[str, Any]:
+    """Return the rows of these items by list."""
+    return {name: [row for row in getattr(rows, name) if id_of(row) in ids] for name, id_of in lists.items()}
 
 
 _row_id: Callable[[Any], int] = attrgetter("id")
@@ -597,4 +595,5 @@ _ID_OF: dict[str, Callable[[Any], int]] = {
     "item_gone": int,
 }
 """By the list of a batch: the id of the item in one of its rows."""
-_COLUMNS = [*_ID_OF, "lanes_new", "weights", "dedup_new", "dedup_again", "lanes_gone"]
+_ID_OF_KEYS = {"held": _row_id, "homes_gone": _row_id} | dict.fromkeys(("ended", "dead", "redriven"), int)
+_COLUMNS = [*_ID_OF, "lanes_new", "weights", "dedup_new", "dedup_again", "lanes_gone", "together"]

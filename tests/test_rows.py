@@ -25,7 +25,7 @@ from foqs.rows import (
     TimerRow,
 )
 
-KEPT_BY = {"lanes_new", "weights", "lanes_gone"}
+KEPT_BY = {"lanes_new", "weights", "lanes_gone", "together"}
 """Lists of rows that belong to no item: `only` keeps them as its caller says, or always."""
 
 
@@ -82,6 +82,15 @@ def test_a_part_has_the_rows_of_its_items(name: str) -> None:
 def test_the_items_of_a_batch(name: str) -> None:
     """A key comes with its item, so it names none beside."""
     assert Batch(**{name: [rows_of(item_id)[name] for item_id in (5, 6, 5)]}).ids() == [5, 6]
+
+
+def test_items_that_go_together_are_one_part() -> None:
+    batch = Batch(item_gone=[5, 6])
+    batch.fill()
+    batch.timer_gone, batch.together = [7, 8], [(5, 7), (6, 8)]
+    assert batch.ids() == [5, 6]
+    part = batch.only({6}, lanes=False)
+    assert (part.item_gone, part.timer_gone) == ([6], [8])
 
 
 def test_lanes_go_with_one_part() -> None:

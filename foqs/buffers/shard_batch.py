@@ -266,6 +266,7 @@ class ShardBatch:
     transaction: Batch | None = None
     chunks: list[Chunk] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    events: dict[LaneKey, list[NewItem]] = _NONE  # of changes, by lane: each lane has a chunk of them
     index_rows: bool = False  # some changes write rows of unindexed items, which need room as new items do
     indexed: list[Item] = _NONE  # they get their rows in `ready`, and stay as they are otherwise
     lanes_new: dict[Lane[Item], None] = _NONE
@@ -287,6 +288,11 @@ class ShardBatch:
     begun_ms: int = 0
     doubted: bool = False  # its requests were answered as unknown
     keys_ms: int = 0  # a deduplication key that expires after this is remembered
+
+    @property
+    def grows(self) -> bool:
+        """Return True if it stores new rows that belong to no change of another item."""
+        return len(self.chunks) > len(self.events) or self.index_rows
 
 
 class Outcome(Enum):

@@ -86,6 +86,7 @@ class PolicyFields(TypedDict, total=False):
     keep: Mapping[str, Any] | None
     enforce: list[str]
     order: Mapping[str, Any]
+    on_end_topic: str | None
 
 
 class ThrottleFields(TypedDict, total=False):

@@ -42,8 +42,7 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
     transaction_ms = None if transaction is None else result.transaction_ms
     shard.batch_metrics.fresh.append((result.latency_ms, transaction_ms, batch.rows))
     if result.disk_full or (owner.disk_full and transaction is not None and ok and saved):
-        grows = bool(batch.chunks) or batch.index_rows
-        owner.tried_room(now_ms, fits=not result.disk_full, inserts=grows, removals=batch.removals_only)
+        owner.tried_room(now_ms, fits=not result.disk_full, inserts=batch.grows, removals=batch.removals_only)
     if not ok or result.error:
         _troubled(owner, batch, result, now_ms)
     if batch.reconnect:
@@ -183,7 +182,7 @@ def _apply_mixed(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: i
     memory = shard.memory
     all_committed = result.outcome is Outcome.COMMITTED
     # Without inserts a transaction may fit a full disk, and removals may fit where other changes do not.
-    full = result.disk_full and not (batch.chunks or batch.index_rows)
+    full = result.disk_full and not batch.grows
     if result.committed:
         _lanes_committed(memory, batch)
 

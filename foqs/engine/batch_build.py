@@ -6,13 +6,14 @@ from collections import deque
 
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.pending_progress import WRITE_DELAY_MS
-from foqs.buffers.shard_batch import Chunk, ShardBatch, emit
+from foqs.buffers.shard_batch import ANSWERED, Chunk, ShardBatch, emit
 from foqs.buffers.tail import MAX_BYTES
 from foqs.engine import (
     batch_homes,
     batch_members,
     batch_reads,
     dedup,
+    end_events,
     home_reads,
     idle_lanes,
     item_ops,
@@ -161,7 +162,9 @@ def _next_of_full_ms(shard: Shard, now_ms: int) -> int:
 
 def needs_room(shard: Shard, change: Change) -> bool:
     """Return False for a change that only removes rows."""
-    return change.to is not _GONE or kept_items.keep_of(shard, change) is not None
+    if change.to is not _GONE or kept_items.keep_of(shard, change) is not None:
+        return True
+    return bool(shard.policies.reporting) and end_events.has_event(shard, change)
 
 
 def _take_rest(shard: Shard, batch: ShardBatch, transaction: Batch, *, behind: bool, now_ms: int) -> bool:
@@ -387,13 +390,13 @@ def _put_aside(shard: Shard, batch: ShardBatch, now_ms: int) -> list[Change] | N
     return shard.queue.put_aside(lambda change: needs_room(shard, change))
 
 
-def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
+def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:  # noqa: PLR0912 - without calls
     queue = shard.queue
     rest = _put_aside(shard, batch, now_ms) if shard.owner.removals_only else None
     if rest is None and queue.progress:
         _queue_progress(shard, now_ms)
     waiting, room = queue.changes, 2 * shard.config.batch_rows
-    keeping, noted = shard.policies.keeping, shard.memory.noted
+    keeping, reporting, noted = shard.policies.keeping, shard.policies.reporting, shard.memory.noted
     linked = shard.memory.holding or shard.memory.members
     while waiting and room > 0:
         change = waiting.popleft()
@@ -407,6 +410,8 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         item.change, item.in_flight = None, change  # `Item.send`
         if change.to is _GONE and (keeping or len(item.lane.key) > 3):  # type: ignore[arg-type]  # `rules_of`
             batch.keeps = kept_items.mark_end(shard, change, now_ms) or batch.keeps
+        if reporting:
+            room -= _take_event(shard, change, batch, transaction, now_ms)
         if noted and item.id in noted:
             _take_progress(shard, change, transaction)
         if (
@@ -429,8 +434,41 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
                 _note_links(shard, change, transaction)
         batch.changes.append(change)
         room -= 1 if change.body is None else 1 + body_bytes(change.body) // _ROW_BYTES
+    if batch.events:
+        _put_events(queue, batch)
     waiting.extend(rest or ())  # until the database is asked for room again
     batch.rows += len(batch.changes)
+
+
+def _take_event(shard: Shard, change: Change, batch: ShardBatch, transaction: Batch, now_ms: int) -> int:
+    """Store the event of an item that ends, if its topic has events. Return how many rows its size counts for."""
+    made = end_events.event_of(shard, change, now_ms)
+    if made is None:
+        return 0
+    key, event = made
+    lane = _stored_lane(shard, shard.memory.lane(key), batch, transaction)
+    event.lane = lane.number  # type: ignore[assignment]
+    event.id = shard.first_id + transaction.next_number
+    transaction.next_number += 1
+    batch.events = batch.events or {}
+    batch.events.setdefault(lane.key, []).append(event)
+    if not transaction.filled:
+        transaction.fill()
+    transaction.inserts.append(event)
+    transaction.together.append((change.item.id, event.id))
+    batch.rows += 1
+    return 1 + len(event.payload) // _ROW_BYTES
+
+
+def _put_events(queue: ShardQueue, batch: ShardBatch) -> None:
+    """Put the events where memory learns of new items. Their chunks answer no request: if the transaction fails, they
+    are dropped, and each change makes another event."""
+    for key, events in batch.events.items():
+        chunk = Chunk(ANSWERED, range(len(events)), events, [key] * len(events), 0, in_flight=True)
+        batch.chunks.append(chunk)
+        for event in events:
+            if event.due_ms or event.expires_at_ms:
+                _note_times(queue, chunk, event)
 
 
 def _note_links(shard: Shard, change: Change, transaction: Batch) -> None:

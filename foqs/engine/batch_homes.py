@@ -265,6 +265,9 @@ def end(homes: Homes, ending: BatchEnd, items: Sequence[NewItem], transaction: B
     success_id = ids.pop(0) if ending.on_success and ids else 0
     end_id = ids.pop(0) if ending.on_end and ids else 0
     changes.ends.append(Ends(ending.batch, ending.state, now_ms, success_id, end_id))
+    if success_id and end_id:
+        transaction.fill()
+        transaction.together.append((success_id, end_id))
     home = homes.live.get(ending.batch)
     if home is None or not home.row.parent:
         return

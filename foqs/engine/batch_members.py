@@ -30,27 +30,18 @@ from foqs.buffers.shard_batch import Chunk, ShardBatch
 from foqs.engine import item_ops
 from foqs.engine.ack import operate
 from foqs.engine.calls import ItemsCall
+from foqs.engine.end_events import how_ended
 from foqs.engine.enqueue import RETRY_MS
 from foqs.engine.shard import Shard
 from foqs.engine.shard_queue import ShardQueue
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed, Unavailable
-from foqs.item import Cause, Change, To
+from foqs.item import Change, To
 from foqs.item_batch import BatchPart, BatchState, Counts, HowEnded, MemberRows, ShardCounts
 from foqs.rows import Batch
 from foqs.shardmgr.lifecycle import ShardState
 
 _READ_ROWS = 1_000
-_GONE, _MOVED = To.GONE, To.MOVED
-_HOW = {
-    Cause.ACK: HowEnded.COMPLETED,
-    Cause.TTL: HowEnded.EXPIRED,
-    Cause.DELETE: HowEnded.DELETED,
-    Cause.CANCEL: HowEnded.CANCELLED,
-    Cause.DROPPED: HowEnded.LEASE_ENDED,
-    Cause.HOOK: HowEnded.DROPPED,
-}
-"""Any other end is that of an item that has failed."""
 _AWAY = "the home of the batch cannot be reached now"
 
 
@@ -70,21 +61,16 @@ def rows(transaction: Batch) -> MemberRows:
 
 def note(change: Change, transaction: Batch) -> None:
     """Count a member that ends, becomes a dead letter, or is redriven, if the item of the change is one."""
-    item, to = change.item, change.to
-    if to is _GONE:
-        if not (item.lane.members or item.lane.dead):
-            return
-        how = _HOW.get(change.cause, HowEnded.FAILED)
-        if how == HowEnded.FAILED or change.failure is not None:
-            rows(transaction).failed.append(item.id)
-        else:
-            rows(transaction).ended.setdefault(how, []).append(item.id)
-    elif to is _MOVED:
-        assert change.move is not None, "a move says where to"
-        if change.move.failure is None:
+    item, how = change.item, how_ended(change)
+    if how is None:
+        if change.to is To.MOVED:
             rows(transaction).redriven.append(item.id)
-        elif item.lane.members:
-            rows(transaction).failed.append(item.id)
+    elif not (item.lane.members or (item.lane.dead and change.to is To.GONE)):
+        return
+    elif how == HowEnded.FAILED:
+        rows(transaction).failed.append(item.id)
+    else:
+        rows(transaction).ended.setdefault(how, []).append(item.id)
 
 
 def applied(shard: Shard, transaction: Batch, now_ms: int, *, committed: bool) -> None:

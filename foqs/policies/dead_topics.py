@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from foqs.policies.entries import TOPIC, Patterns, shown
 from foqs.policies.topic_policy import BUILT_IN_ENTRY, DEAD_SUFFIX, PolicyEntry, dead_topic_of
 
-_OFF: Mapping[str, Any] = {"max_attempts": 0, "max_total_ms": 0, "dead": None, "hooks": None}
+_OFF: Mapping[str, Any] = {"max_attempts": 0, "max_total_ms": 0, "dead": None, "hooks": None, "on_end_topic": None}
 """Fields that have no effect in a topic that takes dead letters, with the values that ask for none. Of `hooks` that is
 `on_failure`."""
 _STATES = frozenset({"paused", "paused_tenants", "closed"})

@@ -67,8 +67,8 @@ class NamespacePolicies:
     def __init__(self, entries: Mapping[str, str]) -> None:
         """`entries` are valid settings. `throttled`: some throttle keys have a throttle. `limits`: None if no throttle
         limits leases. `per_worker`: some topic limits the items that a worker holds. `pauses`: some topic, or
-        tenant of one (`pauses_tenants`), may be paused. `keeps`: some topic keeps items that have ended. `scripts`:
-        their sources by name."""
+        tenant of one (`pauses_tenants`), may be paused. `keeps`: some topic keeps items that have ended. `reports`:
+        some topic has end events. `scripts`: their sources by name."""
         topics: dict[str, PolicyEntry] = {}
         throttles: dict[str, Throttle] = {}
         weights: dict[str, int] = {}
@@ -85,6 +85,7 @@ class NamespacePolicies:
         self.per_worker = any(entry.per_worker for entry in topics.values())
         self.pauses_tenants = any(entry.paused_tenants for entry in topics.values())
         self.pauses = self.pauses_tenants or any(entry.paused for entry in topics.values())
+        self.reports = any(entry.on_end_topic is not None for entry in topics.values())
         self.keeps = any(entry.keep is not None for entry in topics.values())
         self.scripts = {key.removeprefix(SCRIPT): text for key, text in entries.items() if key.startswith(SCRIPT)}
         self._namers = namers_of(topics)
@@ -124,7 +125,9 @@ class NamespacePolicies:
         dead = None
         if policy.dead_topic is not None:
             dead = DeadEntry(topic=policy.dead_topic, ttl_ms=policy.dead_ttl_ms)
-        found |= {name: getattr(policy, name) for name in ("hooks", "max_attempts", "max_total_ms")} | {"dead": dead}
+        found |= {name: getattr(policy, name) for name in ("hooks", "max_attempts", "max_total_ms", "on_end_topic")} | {
+            "dead": dead
+        }
         return PolicyEntry.model_construct(**found).model_dump_json()
 
     def overruled(self, topic: str) -> dict[str, str]:
@@ -191,8 +194,8 @@ class Policies:
 
     `namespaces` has the namespaces with policies, throttles, weights or scripts. Of these, a topic or a tenant may be
     paused in `pausing`, throttles limit leases in `limiting`, a topic limits the items of a worker in `per_worker`,
-    and a topic keeps ended items in `keeping`. Requests of all other namespaces look at nothing else. `schedules`: by
-    namespace and name."""
+    a topic keeps ended items in `keeping`, and a topic has end events in `reporting`. Requests of all other namespaces
+    look at nothing else. `schedules`: by namespace and name."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
@@ -202,6 +205,7 @@ class Policies:
         self.limiting: dict[str, NamespacePolicies] = {}
         self.per_worker: dict[str, NamespacePolicies] = {}
         self.keeping: dict[str, NamespacePolicies] = {}
+        self.reporting: dict[str, NamespacePolicies] = {}
         self.schedules: dict[str, dict[str, ScheduleEntry]] = {}
         self.changes = 0
         self._bounds: dict[tuple[int, frozenset[ItemRules | None], tuple[str, ...], frozenset[str]], Bounds] = {}
@@ -211,7 +215,7 @@ class Policies:
         ns = settings.ns
         self.versions[ns] = settings.version
         self.settings[ns] = settings
-        for known in (self.namespaces, self.pausing, self.limiting, self.per_worker, self.keeping):
+        for known in (self.namespaces, self.pausing, self.limiting, self.per_worker, self.keeping, self.reporting):
             known.pop(ns, None)
         self.schedules.pop(ns, None)
         self.changes += 1
@@ -229,6 +233,8 @@ class Policies:
                 self.per_worker[ns] = policies
             if policies.keeps:
                 self.keeping[ns] = policies
+            if policies.reports:
+                self.reporting[ns] = policies
 
     def of(self, key: TopicKey) -> TopicPolicy:
         """Return the effective policy of a topic."""

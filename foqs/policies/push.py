@@ -30,7 +30,7 @@ _URL = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+", re.ASCII)
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 _VALUE = re.compile(r"[\t -~]*", re.ASCII)
 _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
-_NAMED = re.compile(r"\{secret:([^{}]*)(\}?)")
+NAMED_SECRET = re.compile(r"\{secret:([^{}]*)(\}?)")
 
 
 def push_name_error(name: str) -> str | None:
@@ -78,7 +78,7 @@ def _header_error(name: str) -> str | None:
 def _value_error(value: str) -> str | None:
     if not _VALUE.fullmatch(value):
         return "the value of a header has printable ASCII characters alone"
-    for found in _NAMED.finditer(value):
+    for found in NAMED_SECRET.finditer(value):
         if not found[2]:
             return "write a secret as {secret:NAME}"
         if (error := secret_name_error(found[1])) is not None:

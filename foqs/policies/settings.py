@@ -35,7 +35,7 @@ from foqs.policies.entries import (
 )
 from foqs.policies.push import parse_push, push_name_error
 from foqs.policies.schedules import check_schedule
-from foqs.policies.topic_policy import check_script, parse
+from foqs.policies.topic_policy import check_script, event_circles, parse
 from foqs.settings_log import (
     LOG_BYTES,
     NO_LOG,
@@ -135,7 +135,7 @@ class Settings:
         errors += check(made.entries)
         touched = {key for key in (*entries, *remove) if key.startswith(TOPIC)}
         if touched and not errors:
-            errors += _dead_topics(made.entries).circles(touched)
+            errors += _dead_topics(made.entries).circles(touched) + _event_circles(made.entries)
         size_bytes = 0 if errors else len(made.document())  # it has no stamps yet
         if size_bytes > MOST_BYTES:
             errors.append(f"the settings take {size_bytes} bytes, more than {MOST_BYTES}: a key with * serves many")
@@ -211,7 +211,7 @@ class Settings:
 
     def faults(self) -> list[str]:
         """Return the errors of these settings together, which `check` of single entries does not find."""
-        return _dead_topics(self.entries).circles(self.entries.keys())
+        return _dead_topics(self.entries).circles(self.entries.keys()) + _event_circles(self.entries)
 
     def document(self) -> bytes:
         """Return the document without its log. Its history comes first, which `head_of` reads. Hosts of a version
@@ -312,6 +312,12 @@ def _dead_topics(entries: Mapping[str, str]) -> DeadTopics:
     if not any(says_something(name, text) for name, text in topics.items()):
         topics = {}
     return DeadTopics({name: parse(text) for name, text in topics.items()})
+
+
+def _event_circles(entries: Mapping[str, str]) -> list[str]:
+    """Return an error for each circle of end events in valid entries. Only those are parsed that may have some."""
+    topics = {key.removeprefix(TOPIC): text for key, text in entries.items() if key.startswith(TOPIC)}
+    return event_circles({key: parse(text) for key, text in topics.items() if "on_end" in text or "\\u" in text})
 
 
 def check(entries: Mapping[str, str]) -> list[str]:

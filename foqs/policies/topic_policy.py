@@ -5,6 +5,7 @@ The field `hooks` names the scripts that run for the topic, values of settings `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -17,9 +18,11 @@ from foqs.errors import Invalid
 from foqs.hooks.protocol import Hook, Script, source_error
 from foqs.policies.entries import (
     MOST_PARSED,
+    TOPIC,
     Duration,
     Entry,
     FairEntry,
+    Patterns,
     RetryEntry,
     checked,
     name_error,
@@ -128,6 +131,7 @@ class PolicyEntry(Entry):
     keep: KeepEntry | None = None
     enforce: Annotated[tuple[Enforced, ...], Field(strict=False)] = ()
     order: OrderEntry = Field(default_factory=lambda: _ORDER)
+    on_end_topic: Annotated[str, checked(name_error)] | None = None
 
 
 BUILT_IN_ENTRY = PolicyEntry()
@@ -143,7 +147,7 @@ class TopicPolicy:
     `retry`: delays of failed items. `max_attempts`, `max_total_ms` since the enqueue, `stuck_after_ms` since the
     delivery: 0 means no bound. `dead_topic`: where items go after their last attempt; without one they are removed.
     `keep`: None where no item is kept after its end. `enforce`: bounds that hold for items with rules, too.
-    `order`: of items with order keys.
+    `order`: of items with order keys. `on_end_topic`: where an event of each item that ends is stored.
     `fills`: it has a value for enqueued items that do not set it. `plain`: it does nothing to an enqueue.
     """
 
@@ -170,6 +174,7 @@ class TopicPolicy:
     keep: KeepEntry | None
     enforce: tuple[str, ...]
     order: OrderEntry
+    on_end_topic: str | None
     fills: bool
     plain: bool
 
@@ -182,7 +187,7 @@ def parse(text: str) -> PolicyEntry:
 
 def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> TopicPolicy:
     """Return the policy that the entries in `layers`, which has one for each field, make. `dead`: the topic takes dead
-    letters, so it has none of its own."""
+    letters, so it has none of its own, and its items have ended."""
     one = {name: getattr(layers[name], name) for name in PolicyEntry.model_fields}
     entry: DeadEntry | None = None if dead else one["dead"]
     del one["dead"]
@@ -194,6 +199,7 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
         "dead_topic": None if entry is None else entry.topic or dead_topic_of(topic),
         "dead_ttl_ms": None if entry is None else entry.ttl_ms,
         "hooks": _hooks(one["hooks"], dead=dead),
+        "on_end_topic": None if dead else one["on_end_topic"],
     }
     keep: KeepEntry | None = one["keep"]
     one["keep"] = keep if keep is not None and (keep.completed_ms or keep.failed_ms) else None
@@ -202,6 +208,36 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
     hooked = hooks is not None and hooks.on_enqueue is not None
     one["plain"] = not (one["fills"] or one["closed"] or one["max_stored"] is not None or hooked)
     return TopicPolicy(**(one | {"max_attempts": 0, "max_total_ms": 0} if dead else one))
+
+
+def event_circles(topics: Mapping[str, PolicyEntry]) -> list[str]:
+    """Return an error for each circle of topics whose end events go to the next one. `topics`: entries by name or
+    `prefix*`. A topic that takes dead letters has no events, and counts all the same: another entry may change that."""
+    patterns = Patterns({key: (key, one.on_end_topic) for key, one in topics.items() if _names_events(one)})
+    found, seen = list[str](), set[str]()
+    for start in sorted({one.on_end_topic for one in topics.values() if one.on_end_topic is not None}):
+        path: dict[str, str] = {}
+        topic: str | None = start
+        while topic is not None and topic not in seen and topic not in path:
+            fitting = [value for _, value in patterns.fitting(topic)]
+            path[topic], topic = fitting[-1] if fitting else ("", None)
+        if topic in path:
+            names = [*path][list(path).index(topic) :]
+            found.append(_circle(names, [f"{TOPIC}{path[name]}" for name in names]))
+        seen |= path.keys()
+    return found
+
+
+def _names_events(entry: PolicyEntry) -> bool:
+    return "on_end_topic" in entry.model_fields_set
+
+
+def _circle(names: list[str], keys: list[str]) -> str:
+    said = " -> ".join([*names, names[0]])
+    return (
+        f"{', '.join(dict.fromkeys(keys))}: on_end_topic: each event that ends would store another one, for ever "
+        f'({said}): put {{"on_end_topic": null}} in {TOPIC}{names[0]}, or name another topic'
+    )
 
 
 def _hooks(entry: HooksEntry | None, *, dead: bool) -> HooksEntry | None:

@@ -85,7 +85,7 @@ def _commit(store: ShardStore, shard_batch: ShardBatch, batch: Batch, result: Ba
         result.outcome = Outcome.COMMITTED
     except RowRejected as error:
         _bisect(store, batch, str(error), result)
-        _with_second_callbacks(batch, result)
+        _settle_together(batch, result)
     except StoreBusy as error:
         result.outcome, result.error = Outcome.FAILED, str(error)
         result.disk_full = isinstance(error, StoreFull)
@@ -137,10 +137,9 @@ def _bisect(store: ShardStore, batch: Batch, reason: str, result: BatchResult) -
                 result.committed.update(half)
 
 
-def _with_second_callbacks(batch: Batch, result: BatchResult) -> None:
-    """Give the callbacks of a batch of items one outcome: they were stored together, or not at all."""
-    seconds = {} if batch.members is None else batch.members.second_callbacks()
-    for first, second in seconds.items():
+def _settle_together(batch: Batch, result: BatchResult) -> None:
+    """Give ids that go together one outcome."""
+    for first, second in batch.together:
         for ids in (result.committed, result.failed):
             if first in ids:
                 ids.add(second)

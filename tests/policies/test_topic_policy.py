@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from foqs.errors import Invalid
 from foqs.policies.entries import FairEntry, RetryEntry
+from foqs.policies.layers import NamespacePolicies
+from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import BUILT_IN_ENTRY, PolicyEntry, dead_topic_of, effective, parse
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
@@ -200,3 +202,45 @@ def test_the_name_of_a_dead_letter_topic_fits(topic: str) -> None:
     assert name.endswith(".dlq")
     if len(topic.encode()) <= 251:
         assert name == f"{topic}.dlq"
+
+
+# ------------------------------------------------------------------------------------------ end events
+
+
+def circles(**topics: Any) -> list[str]:
+    entries = {f"topic.{name}": json.dumps(entry) for name, entry in topics.items()}
+    try:
+        Settings("ns").changed(entries, ())
+    except Invalid as error:
+        return error.message.split("\n")
+    return []
+
+
+def test_events_go_to_topics_without_circles() -> None:
+    chain = {name: {"on_end_topic": after} for name, after in (("a", "b"), ("b", "c"), ("d", "b"))}
+    assert circles(**chain) == []
+    assert circles(**chain, c={"on_end_topic": "e"}) == []
+    (error,) = circles(**chain, c={"on_end_topic": "b"})
+    assert error.startswith("topic.b, topic.c: on_end_topic: each event that ends would store another one")
+    assert "b -> c -> b" in error
+    (itself,) = circles(a={"on_end_topic": "a"})
+    assert "a -> a" in itself
+
+
+def test_a_prefix_that_fits_its_own_events() -> None:
+    every = {"*": {"on_end_topic": "ends"}}
+    (error,) = circles(**every)
+    assert error.startswith("topic.*: on_end_topic:")
+    assert 'put {"on_end_topic": null} in topic.ends' in error
+    assert circles(**every, ends={"on_end_topic": None}) == []
+    assert circles(**every, **{"en*": {"on_end_topic": None}}) == []
+    assert len(circles(**every, ends={"priority": 1})) == 1
+
+
+def test_a_topic_that_takes_dead_letters_has_no_events() -> None:
+    texts = {"topic.mail": '{"dead": {"topic": "grave"}}', "topic.*": '{"on_end_topic": "ends"}'}
+    policies = NamespacePolicies(texts)
+    assert [policies.of(name).on_end_topic for name in ("mail", "mail.dlq", "grave", "other")] == [
+        "ends", None, None, "ends",
+    ]  # fmt: skip
+    assert json.loads(policies.document("grave"))["on_end_topic"] is None

@@ -27,7 +27,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_queue import ShardQueue
 from foqs.errors import NotFound
 from foqs.item import Cause, Change, To
-from foqs.item_batch import BatchEnd, BatchPart, BatchState, Counts, MemberRows
+from foqs.item_batch import BatchEnd, BatchPart, BatchState, Counts
 from foqs.rows import Batch
 from tests.kernel.mutants import Mutants
 from tests.sim.simulation import simulate
@@ -275,9 +275,11 @@ def a_failed_end_is_lost(original: Any, *rest: Any) -> None:
     """The batch stays."""
 
 
-@around(MemberRows, "second_callbacks", "batches", seed=11)
-def the_callbacks_are_stored_apart(original: Any, changes: MemberRows) -> dict[int, int]:
-    return {}
+@around(batch_homes, "end", "batches", seed=11)
+def the_callbacks_are_stored_apart(original: Any, homes: Homes, ending: BatchEnd, *rest: Any) -> None:
+    original(homes, ending, *rest)
+    transaction: Batch = rest[1]
+    transaction.together = []
 
 
 @around(LoadRead, "apply", "batches", seed=8)

@@ -13,7 +13,7 @@ from foqs.ids import shard_of
 from foqs.item_batch import MOST_FAILED_IDS, BatchRow, BatchState, Counts, Ends, HowEnded
 from foqs.rows import AT_MOST_ONCE, Batch
 from tests.sim.memory_database import MemoryDatabase
-from tests.sim.records import NACKS, MemoryWrong, Record, Spec, broken
+from tests.sim.records import NACKS, MemoryWrong, Record, Spec, broken, spec_number
 
 if TYPE_CHECKING:
     from tests.sim.ledger import Ledger
@@ -152,7 +152,7 @@ class ItemBatches:
         ends = rows.ends if rows is not None else []
         callbacks = {one for end in ends for one in (end.success_id, end.end_id)}
         for item in batch.inserts:
-            spec = self._specs[int(item.payload.split(b":", 1)[0])]
+            spec = self._specs[spec_number(item)]
             if item.batch != spec.batch:
                 broken(PROMISE, f"{item.id} is stored as a member of {item.batch}: {spec}")
             if item.batch:

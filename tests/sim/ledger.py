@@ -18,11 +18,12 @@ from foqs.second_answer import Duplicate
 from tests.sim.attempts import Attempts
 from tests.sim.batches import ItemBatches
 from tests.sim.changes import Changes
+from tests.sim.events import Events
 from tests.sim.kept import Kept
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.orders import Ordered, same_key
 from tests.sim.progress import Checkpoints
-from tests.sim.records import ENDING, NACKS, Delivery, Op, Record, Spec, broken, lane_of
+from tests.sim.records import ENDING, NACKS, Delivery, Op, Record, Spec, broken, lane_of, spec_number
 from tests.sim.unique import Unique
 
 LATE_MS = 2_000
@@ -54,6 +55,8 @@ class Ledger:
         self.open_extends: list[Op] = []
         self.attempts = Attempts(self.records, dbs, checks)
         self.kept = Kept(self.records, self.attempts.policies_of, checks)
+        policies_of, of_topics = self.attempts.policies_of, self.attempts.of_topics
+        self.events = Events(self.records, self.specs, policies_of, of_topics, checks)
         self.checkpoints = Checkpoints(self.records, self.dbs, checks, time)
         self.unique = Unique(self.records, self.dbs, checks)
         self.changes = Changes(self.records, checks)
@@ -108,8 +111,10 @@ class Ledger:
             broken(6, f"shard {shard}: epoch {epoch} changes rows of epoch {db.epoch}")
         lanes = {**db.lanes, **{row.lane: row for row in batch.lanes_new}} if batch.lanes_new else db.lanes
         remembered = {row.id: row.expires_at_ms for row in (*batch.dedup_new, *batch.dedup_again)}
+        ends = self.kept.ends(db, batch)
+        self.events.storing(ends, batch, lanes)
         for item in batch.inserts:
-            spec = self.specs[spec_number(item.payload)]
+            spec = self.specs[spec_number(item)]
             forgotten = spec.dedup is not None and spec.remembered_ms <= now_ms
             if (spec.id and not forgotten) or (spec.state == "refused" and spec.dedup is None):
                 broken(1, f"spec {spec.number} ({spec.state}, {spec.id}) is stored as {item.id}")
@@ -129,7 +134,7 @@ class Ledger:
         self.orders.committing(shard, batch, lanes)
         self.attempts.committing(shard, batch, max(now_ms, self.latest_ms))
         self.batches.storing(shard, batch, max(now_ms, self.latest_ms))
-        causes = {item_id: self._cause(item_id, db, now_ms) for item_id in self.kept.ends(db, batch)}
+        causes = {item_id: self._cause(item_id, db, now_ms) for item_id in ends}
         for item_id, cause in causes.items():
             self.records[item_id].removed = cause
             if any(op.digest for op in self.records[item_id].open_ops("delete")):
@@ -137,6 +142,7 @@ class Ledger:
             self.removals[shard, epoch] += 1
             self.checks[f"removed by {cause}"] += 1
         self.kept.ended(db, batch, causes, max(now_ms, self.latest_ms))
+        self.events.ended(db, batch, causes, max(now_ms, self.latest_ms))
         self.kept.removed(db, batch, max(now_ms, self.latest_ms))
         self.checkpoints.committing(shard, batch)
         self.unique.committing(shard, batch)
@@ -270,6 +276,7 @@ class Ledger:
         self.orders.delivered(item, now_ms)
         self.checks["delivered"] += 1
         self.checks["redelivered"] += bool(before)
+        self.checks["event delivered"] += record.spec.number < 0
 
     def _same(self, item: Item, body: Body | None) -> None:
         given = item.body
@@ -335,7 +342,9 @@ class Ledger:
         op.state = "unknown" if error.code is Code.OUTCOME_UNKNOWN else "refused"
         if record is None or op.wrong_ns or not current or db is None:
             return
-        self.checks[f"{op.kind} without room"] += "is full" in error.message
+        grows = any(one.keep or one.on_end_topic for one in self.attempts.policies_of(record))
+        self.checks[f"{op.kind} without room"] += "is full" in error.message and not grows
+        self.checks[f"{op.kind} refused"] += "the database refuses" in error.message
         if error.code is Code.NOT_FOUND and op.id in db.items and op.id not in db.ended:
             if (op.digest or op.body is not None) and op.id in db.failures:
                 return  # a dead letter has ended
@@ -394,8 +403,3 @@ class Ledger:
         if any(change.at_ms or op.kind != "ack" for change in record.open_ops("change")):
             return  # a delayed item has no lease that ended by time, and a nack does not go before a change
         broken(7, f"{op} was refused as stale but no other consumer got the item: {record}")
-
-
-def spec_number(payload: bytes) -> int:
-    """Payloads begin with the number of their spec."""
-    return int(payload.split(b":", 1)[0])

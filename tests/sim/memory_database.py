@@ -39,6 +39,8 @@ from tests.sim.memory_batches import MemoryBatches
 
 POISON = b"\xffpoison"
 """A payload or metadata that begins with it is refused by the database."""
+_POISONED_EVENT = b'0"}'
+"""So is one that ends with it: the event of an ack with one of ten results."""
 
 
 def size_of(item: NewItem | Body) -> int:
@@ -158,7 +160,8 @@ class MemoryDatabase:
         bad = [item.payload for item in (*batch.inserts, *batch.bodies_new)] + [
             metadata for _, metadata in batch.metadata_new
         ]
-        return any(data.startswith(POISON) for data in bad) or self.has_keys(batch)
+        refused = any(data.startswith(POISON) or data.endswith(_POISONED_EVENT) for data in bad)
+        return refused or self.has_keys(batch)
 
     def apply(self, epoch: int, batch: Batch) -> None:
         """Carries out `batch` for the owner of `epoch`, checking everything."""
@@ -502,7 +505,7 @@ class MemoryDatabase:
         return [min((row.expires_at_ms, 0) for row in self.dedup.values())] if self.dedup else []
 
     def _check(self, batch: Batch) -> None:
-        for item_id in batch.ids():
+        for item_id in (*batch.ids(), *(second for _, second in batch.together)):
             tables = (item_id in self.ready) + (item_id in self.timer) + (item_id in self.unindexed)
             tables += item_id in self.ended
             self._check_order(item_id)

@@ -16,6 +16,7 @@ from foqs.ids import Until, digest_of, hash_slot_of
 from foqs.peers.scheduler import row_digest
 from foqs.rules import ItemRules, RetryRule
 from tests.sim.batch_profile import with_batches
+from tests.sim.event_profile import with_events
 from tests.sim.faults import NONE, FaultRates, random_rates
 from tests.sim.order_profile import ORDER_KINDS, in_order
 from tests.sim.slots import FEW_SLOTS
@@ -175,9 +176,8 @@ def _many_lanes(rng: random.Random) -> Profile:
     """Few items in each of many topics, which consumers name together, while everything fails. Often there are more
     topics than a shard may have."""
     profile = random_profile(rng, rng.choice(["crash", "rival", "clock"]))
-    host = profile.config.host.model_copy(
-        update={"lanes": rng.choice([10, 30, 100]), "page_rows": rng.choice([3, 10, 100]), "window_rows": 200}
-    )
+    more = {"lanes": rng.choice([10, 30, 100]), "page_rows": rng.choice([3, 10, 100]), "window_rows": 200}
+    host = profile.config.host.model_copy(update=more)
     topics = [("ns", f"topic-{n:02}") for n in range(80)]
     return replace(
         profile,
@@ -263,8 +263,7 @@ def _kept_items(rng: random.Random) -> Profile:
     for entries in profile.policies:
         kept = dict(entries)
         for key in ("topic.*", "topic.topic-1", "topic.topic-2"):
-            keep = rng.choice(keeps)
-            if keep is not None:
+            if (keep := rng.choice(keeps)) is not None:
                 more = {"most": rng.choice([1, 5, 100_000]), "results": rng.random() < 0.8}
                 kept[key] = json.dumps(json.loads(kept.get(key, "{}")) | {"keep": keep | more})
         policies.append(kept)
@@ -596,5 +595,6 @@ _KINDS: dict[str, Callable[[random.Random], Profile]] = {
     "schedules": _with_schedules,
     "changed": _with_changes,
     "batches": lambda rng: with_batches(rng, random_profile),
+    "events": lambda rng: with_events(rng, random_profile),
     "orders": lambda rng: in_order(rng, random_profile(rng, rng.choice(ORDER_KINDS))),
 }

@@ -123,6 +123,16 @@ class Record:
         return not any(op.token == d.token or op.kind == "delete" for op in self.open_ops(*ENDING))
 
 
+def is_event(item: NewItem) -> bool:
+    """Whether the host stored the item by itself: no client's payload begins like that."""
+    return item.payload.startswith(b"{")
+
+
+def spec_number(item: NewItem) -> int:
+    """Return the number of the item's spec: payloads begin with it. That of an event is less than 0."""
+    return -item.id if is_event(item) else int(item.payload.split(b":", 1)[0])
+
+
 @cache
 def lane_of(row: LaneRow) -> LaneKey:
     """Return the lane that a row names."""

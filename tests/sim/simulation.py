@@ -238,8 +238,7 @@ class Simulation(Run):
         self.counts["fault"] += self.counts["crash"] + sum(faults.made for faults in self.faults.values())
         self.counts["fitted"] += sum(faults.fitted for faults in self.faults.values())
         self.counts["tails"] += sum(faults.tails for faults in self.faults.values())
-        keeps = any('"keep"' in entry for entries in self.profile.policies for entry in entries.values())
-        if self.profile.rooms and not keeps and (refused := self.counts["ack without room"]):
+        if self.profile.rooms and (refused := self.counts["ack without room"]):
             broken(2, f"{refused} acks were refused, which need no room")
         self.counts.update(f"items of {spec.tenant}" for spec in self.ledger.specs.values())
         self.throttles.check()

@@ -178,6 +178,25 @@ KINDS = (
             "batch removed": 100,
         },
     ),
+    Kind(
+        "events",
+        share=5,
+        first=16,
+        counts={
+            "event completed": 400,
+            "event failed": 30,
+            "event expired": 30,
+            "event deleted": 8,
+            "event lease_ended": 8,
+            "event with result": 200,
+            "event with failure": 30,
+            "event of an event": 100,
+            "event delivered": 500,
+            "ack refused": 20,  # with their events
+            "redriven": 10,
+            "fault": 200,
+        },
+    ),
     Kind("skew", share=10),  # each host's clock is right, or two hours ahead or behind the databases'
 )
 

@@ -21,9 +21,8 @@ from foqs.rows import AT_MOST_ONCE, Batch
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import has
 from tests.kernel.run import Run, Stuck
-from tests.sim.ledger import spec_number
 from tests.sim.memory_database import MemoryDatabase
-from tests.sim.records import broken
+from tests.sim.records import broken, spec_number
 from tests.sim_peers.profile import BOUNDED, FREE, Profile
 
 
@@ -115,7 +114,7 @@ class Checks:
 
     def _committing(self, number: int, batch: Batch) -> None:
         for item in batch.inserts:
-            spec = self.specs[spec_number(item.payload)]
+            spec = self.specs[spec_number(item)]
             if spec.ids:
                 broken(6 if spec.key else 1, f"spec {spec.number} is stored as {item.id} and as {spec.ids}")
             if spec.refused or not spec.open:

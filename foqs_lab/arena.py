@@ -146,7 +146,7 @@ def arena(kind: Kind, folder: Path, *, hosts: int, databases: int, shards: int) 
             places.append(Place(server, relay(server.port)))
         zookeeper = stack.enter_context(ZookeeperServer())
         direct = make_shards(places, -(-shards // databases), "chaos")[:shards]
-        ways: dict[SqlEndpoint, int] = {place: place.relay.port for place in places}
+        ways: dict[object, int] = {place: place.relay.port for place in places}
         detours = [replace(shard, server=SqlEndpoint(kind, ways[shard.server])) for shard in direct]
         cluster = LocalCluster(zookeeper, detours, folder, SETTINGS)
         stack.callback(cluster.stop)

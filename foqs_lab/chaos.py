@@ -215,9 +215,9 @@ def chaos(
         holding.begin(2, 2)
         with (
             Crew(at.ports, folder, str(seed), LOAD) as crew,
-            Crew(at.ports, shared, str(seed), TENANTS_LOAD, producers, tenants.TenantConsumer) as sharing,
+            Crew(at.ports, shared, str(seed), TENANTS_LOAD, producers, (tenants.TenantConsumer,)) as sharing,
             Crew(
-                at.ports, kept_logs, str(seed), KEPT_LOAD, (kept.KeptProducer, kept.Waiter), kept.KeptConsumer
+                at.ports, kept_logs, str(seed), KEPT_LOAD, (kept.KeptProducer, kept.Waiter), (kept.KeptConsumer,)
             ) as keeping,
         ):
             work(crew, at.cluster.shards, 10)

@@ -113,22 +113,35 @@ def crash(
         int, typer.Option(min=0, max=10_000, help="The database server is killed so often (0: never).")
     ] = 5,
     shards: Annotated[int, typer.Option(min=1, max=100, help="The host serves this many shards.")] = 3,
+    events: Annotated[
+        bool, typer.Option("--events", help="Each end of an item stores an event. More items end, in every way.")
+    ] = False,
     seed: Seed = None,
-    kind: Kind = "mariadb",
+    kind: Annotated[
+        Literal["mariadb", "mysql", "sqlite"],
+        typer.Option(help="The shards are on a server of this kind. With sqlite, only the host is killed."),
+    ] = "mariadb",
     keep: Keep = False,
 ) -> None:
     """Test that every reply of a host stays true after crashes.
 
     The command kills a host and its database server under load, at random moments. Producers and consumers log every
     reply, and afterwards a checker reads these logs. The command exits with 1 if a promise was broken.
+
+    With --events, the run also breaks a promise if an end has no event or two, or if an event tells of no end.
     """
     from foqs_lab.cluster import make_shards
     from foqs_lab.crash.kills import crash_test
-    from foqs_lab.servers import ServerSettings, start_database_server
+    from foqs_lab.servers import ServerSettings, SqliteFiles, start_database_server
 
-    settings, kills = ServerSettings(buffer_pool_bytes=64 << 20), (host_kills, database_kills)
-    with _verdict("crash", seed, keep) as (chosen, folder, end), start_database_server(kind, settings) as server:
-        end(crash_test(server, make_shards([server], shards, "crash"), folder, chosen, *kills))
+    with _verdict("crash", seed, keep) as (chosen, folder, end), ExitStack() as stack:
+        server, kills = None, (host_kills, 0)
+        if kind != "sqlite":
+            settings, kills = ServerSettings(buffer_pool_bytes=64 << 20), (host_kills, database_kills)
+            server = start_database_server(kind, settings)
+            stack.enter_context(server)
+        made = make_shards([server or SqliteFiles(folder)], shards, "crash")
+        end(crash_test(server, made, folder, chosen, *kills, events=events))
 
 
 def steps(
@@ -450,7 +463,7 @@ def broken_cluster(
 bench.register(app)
 command(app, "foqs-lab broken-cluster", name="broken-cluster")(broken_cluster)
 command(app, "foqs-lab chaos --seconds 600 --seed 42 --keep")(chaos)
-command(app, "foqs-lab crash --host-kills 100 --kind mysql")(crash)
+command(app, "foqs-lab crash --host-kills 100 --kind mysql", "foqs-lab crash --kind sqlite --events")(crash)
 command(app, "foqs-lab steps --jobs 1000 --steps 10 --kills 30")(steps)
 command(app, "foqs-lab tasks --tasks 100000 --kills 30")(tasks)
 command(app, "foqs-lab schedules --seconds 600 --kills 20")(schedules)

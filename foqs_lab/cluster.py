@@ -23,7 +23,7 @@ from foqs.shardmgr.operate import Action, Assign, PutShard
 from foqs.store.maintenance import create_schema
 from foqs.zk.client import ZkFactStore
 from foqs.zk.protocol import Done, FactStore, ZkConflict, ZkError, carry_out
-from foqs_lab.servers import SqlEndpoint, ZookeeperServer
+from foqs_lab.servers import SqlEndpoint, SqliteFiles, ZookeeperServer
 from foqs_lab.servers.process import Restartable, ServerProcess, free_port, wait_until
 
 _START_MS = 60_000
@@ -42,7 +42,7 @@ class Shard:
     """One shard's database. `server` is where it lives; `way`: the port of a relay through which hosts connect."""
 
     number: int
-    server: SqlEndpoint
+    server: SqlEndpoint | SqliteFiles
     database: str
     way: int | None = None
 
@@ -58,12 +58,20 @@ class Shard:
 
     def left(self) -> list[str]:
         """Return the first of these rows, in words: the item, and the time of the row in ms."""
-        selects = (f"(SELECT '{table}', id, {time} FROM `{table}` LIMIT 5)" for table, time in _TIMES.items())
+        selects = (
+            f"SELECT * FROM (SELECT '{table}', id, {time} FROM `{table}` LIMIT 5) AS t"
+            for table, time in _TIMES.items()
+        )
         rows = self.server.query(" UNION ALL ".join(selects), database=self.database)
         return [f"shard {self.number} still has {item} in {table}, at {at_ms}" for table, item, at_ms in rows]
 
+    def items(self) -> dict[int, str]:
+        """Return the topics of the items that are stored, without items that have ended and are kept."""
+        sql = "SELECT item.id, topic FROM item JOIN lane ON lane.lane = item.lane WHERE id NOT IN (SELECT id FROM done)"
+        return {int(item): topic.decode() for item, topic in self.server.query(sql, database=self.database)}
 
-def make_shards(servers: Sequence[SqlEndpoint], on_each: int, name: str) -> list[Shard]:
+
+def make_shards(servers: Sequence[SqlEndpoint | SqliteFiles], on_each: int, name: str) -> list[Shard]:
     """Make `on_each` empty shards on each of `servers`, in databases called `name`_1, `name`_2, ..."""
     places = [server for server in servers for _ in range(on_each)]
     shards = []

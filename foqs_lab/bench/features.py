@@ -15,7 +15,7 @@ from rich.console import Console
 from foqs.client import Client
 from foqs_lab.bench import load
 from foqs_lab.bench.clients import SHAPES, Measured, PythonClient, Run, measure
-from foqs_lab.bench.kinds import SETTINGS, Kind, keeping, topic_of
+from foqs_lab.bench.kinds import EVENTS, SETTINGS, Kind, keeping, topic_of
 from foqs_lab.bench.load import Load
 from foqs_lab.bench.machine import table
 from foqs_lab.bench.rig import Rig
@@ -71,7 +71,7 @@ def measure_features(
     of the host. A first round, which is not counted, warms the host."""
     rig.start_host()
     with Client(f"127.0.0.1:{rig.port}", SETTINGS.ns, timeout_ms=60_000) as client:
-        client.put_settings({**SETTINGS.entries, **keeping(_KEEP_MS)})
+        client.put_settings({**SETTINGS.entries, **keeping(_KEEP_MS), **EVENTS})
     runs: dict[Kind, list[Measured]] = {kind: [] for kind in kinds}
     numbers = count()
     for number in range(-1, rounds):

@@ -28,6 +28,10 @@ def keeping(for_ms: int) -> dict[str, str]:
     return {"topic.kept*": f'{{"keep": {{"completed_ms": {for_ms}, "most": 10000000}}}}'}
 
 
+EVENTS = {"topic.told*": '{"on_end_topic": "ends"}'}
+"""The entry of the settings for items of `Kind.EVENTS`."""
+
+
 class Kind(StrEnum):
     """What the items have."""
 
@@ -39,6 +43,7 @@ class Kind(StrEnum):
     DEDUP = "dedup"
     HOOK = "hook"
     KEPT = "kept"
+    EVENTS = "events"  # an end event for each
     ONE_RULE = "one-rule"
     RULES = "rules"
     ORDERED = "ordered"
@@ -57,6 +62,7 @@ _OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
     Kind.DEDUP: lambda at: {"dedup_key": f"{at:032x}"},
     Kind.HOOK: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
     Kind.KEPT: lambda _: {},
+    Kind.EVENTS: lambda _: {},
     Kind.BATCH: lambda _: {},  # `Load.batches` has the ids
     Kind.BATCHES: lambda _: {},
     Kind.ONE_RULE: lambda _: {"rules": idl.ItemRules(max_attempts=1)},
@@ -64,7 +70,7 @@ _OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
     Kind.AT_MOST_ONCE: lambda _: {"delivery": idl.Delivery.AT_MOST_ONCE},
     Kind.RULES: lambda at: {"rules": idl.ItemRules(max_attempts=1 + at % 20)},
 }
-_TOPICS = {Kind.HOOK: "hooked", Kind.KEPT: "kept"}
+_TOPICS = {Kind.HOOK: "hooked", Kind.KEPT: "kept", Kind.EVENTS: "told"}
 
 
 def options_of(kind: Kind, at: int) -> dict[str, Any]:

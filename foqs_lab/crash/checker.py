@@ -55,7 +55,7 @@ class Rule(StrEnum):
 
 
 class Lie(NamedTuple):
-    rule: Rule
+    rule: StrEnum
     text: str
 
     def __str__(self) -> str:

@@ -108,9 +108,14 @@ class Wire:
         return self._each(methods.ACK, idl.AckRequest(items=acks), len(acks))
 
     def nack(
-        self, items: Sequence[Leased], *, delay_ms: int | None = None, failed: bool = False
+        self, items: Sequence[Leased], *, delay_ms: int | None = None, failed: bool = False, reject: bool = False
     ) -> list[FoqsError | None]:
-        nacks = [NackOfItem.of(item, delay_ms=delay_ms, failed=failed) for item in items]
+        """The reason of a failure is its lease, which names it as the result names an ack."""
+        reasons = [str(item.lease) if failed or reject else None for item in items]
+        nacks = [
+            NackOfItem.of(item, delay_ms=delay_ms, failed=failed, reject=reject, reason=reason)
+            for item, reason in zip(items, reasons, strict=True)
+        ]
         return self._each(methods.NACK, idl.NackRequest(items=nacks), len(nacks))
 
     def extend(self, items: Sequence[Leased], lease_ms: int) -> list[FoqsError | None]:
@@ -125,6 +130,28 @@ class Wire:
     def result(self, item_id: int, *, wait_ms: int) -> Any:
         """Return the response to GetResult. Raises FoqsError."""
         return self._ask(methods.GET_RESULT, idl.GetResultRequest(item_id, wait_ms), wait_ms)
+
+    def delete(self, ids: Sequence[int]) -> list[FoqsError | None]:
+        return self._each(methods.DELETE, idl.DeleteItemsRequest(ids=ids), len(ids))
+
+    def cancel(self, dedup_key: str) -> FoqsError | None:
+        """Remove the item that has the key, also a leased one."""
+        try:
+            response = self._ask(methods.CANCEL, idl.CancelItemRequest(self._namespace, dedup_key, leased=True))
+        except FoqsError as error:
+            return error
+        return None if response.removed else NotFound("the item has ended")
+
+    def redrive(self, topic: str, item_id: int) -> FoqsError | None:
+        """Return a dead letter of the topic to the topic that it came from."""
+        only = idl.FailureFilter(item_id=item_id)
+        try:
+            response = self._ask(methods.REDRIVE, idl.RedriveItemsRequest(self._namespace, topic, filter=only))
+        except FoqsError as error:
+            return error
+        if response.at_most != response.at_least or response.missing_shards:
+            return OutcomeUnknown("the owner of a shard has failed")
+        return None if response.at_least else NotFound("no such dead letter")
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -287,17 +314,21 @@ class Producer(_Client):
     _number = 0
 
     def _step(self) -> None:
-        load, rng = self._load, self._rng
-        if not self._progress.wait_below(load.backlog, 0.2):
-            return
+        if self._progress.wait_below(self._load.backlog, 0.2):
+            self._make()
+
+    def _make(self) -> dict[str, int]:
+        """Enqueue some items. Return the ids in the answers, by the keys of their items."""
         keys, specs = [], []
-        for _ in range(rng.randint(1, 3 * load.batch)):
+        for _ in range(self._rng.randint(1, 3 * self._load.batch)):
             self._number += 1
             keys.append(f"{self.name}{self.kind}:{self._number}")
             specs.append(self._spec(keys[-1]))
         outcomes = put(self._wire, self._log, keys, specs)
-        self._progress.add(stored=[outcome for outcome in outcomes if isinstance(outcome, int)])
+        made = {key: outcome for key, outcome in zip(keys, outcomes, strict=True) if isinstance(outcome, int)}
+        self._progress.add(stored=[*made.values()])
         self._pause_when_refused(outcomes)
+        return made
 
     def _spec(self, key: str) -> ItemSpec:
         rng, load = self._rng, self._load
@@ -327,7 +358,7 @@ class Consumer(_Client):
         if items is None:
             self._stopping.wait(_PAUSE_S)
             return
-        now, acks, nacks, steps = monotonic_ns(), [], [], []
+        now, acks, nacks, steps = monotonic_ns(), list[Lease](), list[Item](), list[Lease]()
         # However their lease ends, they are gone then, often without an ack that says so.
         once = [item.id for item in items if item.delivery == Policy.AT_MOST_ONCE]
         self._once.update(once)
@@ -342,7 +373,7 @@ class Consumer(_Client):
             if luck < load.forgotten + load.acked_late:
                 self._late.append((now + (LEASE_MS + rng.randint(-200, 2_000)) * NS_PER_MS, lease))
             elif luck < load.forgotten + load.acked_late + load.nacked:
-                nacks.append(lease)
+                nacks.append(item)
             else:
                 acks.append(lease)
         self._give_checkpoints(steps)
@@ -390,13 +421,13 @@ class Consumer(_Client):
             for lease, outcome in zip(leases, outcomes, strict=True)
         )
 
-    def _nack(self, leases: Sequence[Lease]) -> None:
+    def _nack(self, items: Sequence[Item]) -> None:
         began = monotonic_ns()
-        outcomes = self._wire.nack(leases, delay_ms=self._rng.choice((0, 0, 100)))
+        outcomes = self._wire.nack(items, delay_ms=self._rng.choice((0, 0, 100)))
         ended = monotonic_ns()
         self._log.add(
-            Nack(began, ended, lease.id, lease.lease, answer_of(outcome))
-            for lease, outcome in zip(leases, outcomes, strict=True)
+            Nack(began, ended, item.id, item.lease, answer_of(outcome))
+            for item, outcome in zip(items, outcomes, strict=True)
         )
 
 
@@ -487,12 +518,12 @@ class Crew:
 
     def __init__(
         self, ports: Sequence[int], folder: Path, seed: str, load: Load,
-        producers: Sequence[type[Producer]] = (Producer,), consumer: type[Consumer] = Consumer,
+        producers: Sequence[type[Producer]] = (Producer,), consumers: Sequence[type[Consumer]] = (Consumer,),
     ) -> None:  # fmt: skip
-        """`producers`: their kinds, in turn."""
+        """`producers` and `consumers`: their kinds, in turn."""
         self.progress = Progress()
         kinds: list[tuple[type[_Client], int]] = [(producers[n % len(producers)], n) for n in range(load.producers)]
-        kinds += [(consumer, n) for n in range(load.consumers)]
+        kinds += [(consumers[n % len(consumers)], n) for n in range(load.consumers)]
         self._clients: list[_Client] = [
             kind(f"{kind.__name__.lower()}-{n}", ports[n % len(ports)], folder, seed, self.progress, load)
             for kind, n in kinds

@@ -88,6 +88,40 @@ class Nack(NamedTuple):
     answer: Answer
 
 
+class End(NamedTuple):
+    """A client asked for the end of an item, other than by an ack. `how` is that of the end event, and `mark` the lease
+    of a failure that is the last one."""
+
+    began: int
+    ended: int
+    id: int
+    how: str
+    mark: str
+    answer: Answer
+
+
+class Redrive(NamedTuple):
+    """A client asked for the return of a dead letter."""
+
+    began: int
+    ended: int
+    id: int
+    answer: Answer
+
+
+class Told(NamedTuple):
+    """The end event of the item `id` was delivered, itself an item with the id `event`. `mark` is the result, or the
+    reason of a consumer's failure."""
+
+    began: int
+    ended: int
+    event: int
+    id: int
+    topic: str
+    how: str
+    mark: str
+
+
 class Look(NamedTuple):
     """How an item ended, which its topic keeps. `state` is an ItemState, 0 if the answer was NOT_FOUND."""
 
@@ -122,10 +156,10 @@ class Loss(NamedTuple):
     what: str
 
 
-Event = Enqueue | Dequeue | Delivery | Step | Ack | Nack | Look | Crash | Loss
+Event = Enqueue | Dequeue | Delivery | Step | Ack | Nack | End | Redrive | Told | Look | Crash | Loss
 
 _KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (Enqueue, Dequeue, Delivery, Step, Ack, Nack, Look, Crash, Loss)
+    kind.__name__: kind for kind in (Enqueue, Dequeue, Delivery, Step, Ack, Nack, End, Redrive, Told, Look, Crash, Loss)
 }
 
 

@@ -244,7 +244,7 @@ class Rows:
 
     def __init__(self, stage: Stage) -> None:
         self.most = self.reads = 0
-        self._server = stage.cluster.shards[0].server
+        self._shard = stage.cluster.shards[0]
         self._query = " UNION ALL ".join([_LIVE.format(shard.database) for shard in stage.cluster.shards])
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -252,7 +252,8 @@ class Rows:
     def _run(self) -> None:
         before: set[tuple[int, int]] = set()
         while not self._stop.is_set():
-            now = {(int(item), int(lease)) for item, lease in self._server.query(self._query)}
+            rows = self._shard.server.query(self._query, database=self._shard.database)
+            now = {(int(item), int(lease)) for item, lease in rows}
             self.most = max(self.most, len(now & before))
             self.reads += 1
             before = now

@@ -21,6 +21,7 @@ from foqs_lab.servers.databases import (
     DatabaseServer,
     ServerSettings,
     SqlEndpoint,
+    SqliteFiles,
     start_database_server,
 )
 from foqs_lab.servers.process import ServerUnavailable
@@ -39,6 +40,7 @@ __all__ = [
     "ServerSettings",
     "ServerUnavailable",
     "SqlEndpoint",
+    "SqliteFiles",
     "ZookeeperServer",
     "running",
     "start_database_server",

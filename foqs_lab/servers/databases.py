@@ -5,6 +5,7 @@ A server is a process; or a container, if no program is installed, Docker answer
 
 import os
 import shutil
+import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,31 @@ class SqlEndpoint:
             host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True,
             connect_timeout=_CONNECT_TIMEOUT_S, read_timeout=timeout_s, write_timeout=timeout_s,
         )  # fmt: skip
+
+
+class SqliteFiles:
+    """SQLite databases in a folder, in place of a server. They are part of the host."""
+
+    kind = "sqlite"
+    port = 0
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def url(self, database: str) -> str:
+        """Return a SQLAlchemy URL."""
+        return f"sqlite:///{self._folder}/{database}.db"
+
+    def query(self, sql: str, *parameters: Any, database: str) -> list[tuple[Any, ...]]:
+        """Run a statement on a connection of its own, and commit. Raises sqlite3.Error if it is refused."""
+        with closing(sqlite3.connect(self._folder / f"{database}.db", timeout=_QUERY_TIMEOUT_S)) as connection:
+            rows = connection.execute(sql, parameters).fetchall()
+            connection.commit()
+            return rows
+
+    def create_database(self, name: str) -> str:
+        """Return the name. The file is made when it is opened."""
+        return name
 
 
 class DatabaseServer(SqlEndpoint, PrivateServer):

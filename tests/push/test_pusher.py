@@ -155,6 +155,27 @@ async def test_the_body_of_the_reply_is_the_result(serve: Any, client: AsyncClie
     assert (await client.get_result(item_id, wait_ms=LATER_MS)).result == b"a"
 
 
+async def test_the_end_of_an_item_is_a_webhook(serve: Any, client: AsyncClient, pusher: Pusher) -> None:
+    bodies: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def answer(asked: web.Request) -> web.Response:
+        assert asked.headers["content-type"] == "application/json"
+        bodies.put_nowait(await asked.json())
+        return web.Response()
+
+    site = Site()
+    site.answers["ends"] = answer
+    port = await serve(site.answer)
+    await client.put_settings({"topic.t": json.dumps({"on_end_topic": "t.ends"})})
+    pusher.follow([target("t", port, "work"), target("t.ends", port, "ends")], LOOPBACK, NONE)
+    (item_id,) = await stored(client, "t")
+    async with asyncio.timeout(60):
+        body = await bodies.get()
+    assert body | {"ended_at_ms": 0} == {
+        "id": str(item_id), "topic": "t", "how": "completed", "ended_at_ms": 0, "result": "work",
+    }  # fmt: skip
+
+
 async def test_a_result_that_hosts_refuse_is_left_out(
     serve: Any, client: AsyncClient, pusher: Pusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

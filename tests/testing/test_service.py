@@ -1,6 +1,7 @@
 """The service of a test: a real host, and a time that only the test moves."""
 
 import asyncio
+import json
 import threading
 from datetime import UTC, datetime, timedelta, timezone
 from time import monotonic
@@ -127,6 +128,16 @@ def test_a_result_is_kept_for_its_time(foqs_server, client, settle):
     assert [item.payload for item in foqs_server.items("t", state=ItemState.COMPLETED)] == [b"x"]
     foqs_server.advance(ms=1)
     assert foqs_server.items("t", state=ItemState.COMPLETED) == []
+
+
+def test_an_event_tells_each_end(foqs_server, client, settle):
+    settle(**{"topic.t": {"on_end_topic": "ends"}})
+    client.enqueue("t", b"x")
+    client.ack(*client.dequeue("t"), result=b"done")
+    client.enqueue("t", b"y", ttl_ms=1_000)
+    foqs_server.advance(seconds=2)
+    events = [json.loads(item.payload) for item in foqs_server.items("ends")]
+    assert [(one["how"], one.get("result")) for one in events] == [("completed", "done"), ("expired", None)]
 
 
 def test_the_clock_stands_still(foqs_server):

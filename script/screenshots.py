@@ -22,10 +22,10 @@ ROOT = Path(__file__).parent.parent
 NAMESPACE = "shop"
 WORK_S = 90
 PICTURES = {
-    "overview": ("/", 1200, 1010, "light"),
-    "items": ("/items?topic=mail", 1200, 760, "light"),
+    "overview": ("/", 1280, 1010, "light"),
+    "items": ("/items?topic=mail", 1280, 760, "light"),
     "dead": ("/dead?topic=mail.dlq", 1440, 640, "dark"),
-    "hosts": ("/hosts", 1200, 820, "light"),
+    "hosts": ("/hosts", 1280, 820, "light"),
 }
 """By name: the page, its width and height, and the colours."""
 SETTINGS = {

@@ -70,6 +70,7 @@ MAY_IMPORT = {
         "foqs.config",
         "foqs.policies.entries",
         "foqs.policies.layers",  # the throttle that a key has
+        "foqs.policies.push",  # what a push target sends where
     },
     "foqs.doctor": VALUES | IO | {"foqs.doctor", "foqs.client", "foqs.shardmgr.facts"},  # asks a host as clients do
     "foqs.contrib": VALUES | {"foqs.contrib", "foqs.tasks", "foqs.client", "foqs.cli"},

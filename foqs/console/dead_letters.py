@@ -1,20 +1,27 @@
-"""Which dead letters a page shows or changes, and the steps of the jobs that redrive or delete them."""
+"""Which dead letters a page shows or changes, their groups, and the steps of the jobs that redrive or delete them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from time import monotonic
+from typing import Any, NamedTuple, cast
 
 from foqs.checks import counted
-from foqs.client import AsyncClient, FailureCause, FailureFilter, Item, ItemFilter, ItemState, Redriven
+from foqs.client import AsyncClient, FailureCause, FailureFilter, Failures, Item, ItemFilter, ItemState, Redriven
 from foqs.console.jobs import Job, Stepped
-from foqs.errors import FoqsError, Invalid, NotFound, OutcomeUnknown, Unavailable
+from foqs.console.view import View
+from foqs.errors import FoqsError, Invalid, NotFound, OutcomeUnknown, Overloaded, Unavailable
+from foqs.travel import bare
 
 CALL_MS = 4_500
 """A request that changes something and cannot be repeated must end before the console's client gives it up, after
 5 s."""
 REDRIVE, DELETE = "redrive", "delete-dead"
 """The kinds of jobs."""
+COSTLY_S = 0.25
+"""Groups that take this long, in seconds, are kept for refreshes."""
+_KEEP = 40
+"""The time that they are kept, in multiples of the seconds that they took."""
 
 
 class Selection(NamedTuple):
@@ -71,6 +78,27 @@ class Selection(NamedTuple):
             self.origin and f"from the topic {self.origin}",
         ]
         return "".join([f", {one}" for one in said if one])
+
+
+async def groups_of(view: View, chosen: Selection) -> tuple[Failures | FoqsError, int]:
+    """Return the groups, or why there are none, and their time. The hosts read each dead letter for them. So a page
+    that refreshes itself shows the groups of a large topic for a while."""
+    key = ("groups", view.ns, chosen.topic, chosen.cause, chosen.tenant)
+    begun_s = monotonic()
+    until_s, kept = view.session.kept.get(key, (0.0, None))
+    if kept is not None and view.refreshes and begun_s < until_s:
+        return cast(tuple[Failures | FoqsError, int], kept)
+    answer: Failures | FoqsError
+    try:
+        answer = await view.client.list_failures(
+            chosen.topic, cause=chosen.failure_cause, fairness_key=chosen.tenant, timeout_ms=CALL_MS
+        )
+    except (Unavailable, Overloaded) as error:
+        answer = bare(error)
+    took_s = monotonic() - begun_s
+    keep_s = took_s * _KEEP if took_s >= COSTLY_S else 0.0
+    view.session.kept = {key: (begun_s + keep_s, (answer, view.now_ms))}
+    return answer, view.now_ms
 
 
 def matches(wanted: FailureFilter, item: Item) -> bool:

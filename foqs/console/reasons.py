@@ -91,6 +91,8 @@ def links(view: View, code: int, key: str | None, topic: str) -> tuple[Link, ...
             found = [own]
         case Reason.EXHAUSTED if key:
             found = [Link(f"dead letters of {key}", view.url("/dead", topic=key))]
+        case Reason.BEHIND_IN_ORDER if key:
+            found = [Link(f"order key {key}", view.url("/order-key", topic=topic, key=key))]
         case Reason.BEHIND_IN_ORDER:
             found = [Link("leased items of the topic", view.url("/items", topic=topic, state="leased"))]
         case Reason.BEHIND_IN_LANE:

@@ -137,8 +137,8 @@ def test_a_refresh_shows_costly_groups_for_a_while(site: Site, client: Client, m
     assert "1 dead letter in" in site.get(path, refresh).text
     kill(client, "no domain")
     assert "2 dead letters in" in site.get(path, refresh).text  # it costs little
-    monkeypatch.setattr("foqs.console.pages.dead.COSTLY_S", 0.0)
-    monkeypatch.setattr("foqs.console.pages.dead._KEEP", 1_000_000)
+    monkeypatch.setattr("foqs.console.dead_letters.COSTLY_S", 0.0)
+    monkeypatch.setattr("foqs.console.dead_letters._KEEP", 1_000_000)
     site.get(path)
     kill(client, "no domain")
     assert "2 dead letters in" in site.get(path, refresh).text

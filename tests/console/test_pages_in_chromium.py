@@ -31,10 +31,17 @@ PATHS = (
     "/items/1",
     "/items?topic=many&batch=BATCH",
     "/batch/BATCH",
+    "/order-key?topic=ordered&key=<b>customer</b>",
+    "/order-key?topic=ordered&key=LONG",
+    "/order-key?topic=ordered&key=none",
     "/dead",
     "/dead?topic=mail.dlq",
     "/schedules",
     "/schedules/edit?name=nightly",
+    "/push",
+    "/push/shop",
+    "/push/LONG",
+    "/push/none",
     "/throttles",
     "/consumers",
     "/hooks",
@@ -47,7 +54,8 @@ PATHS = (
     "/no-page",
     "/login",
 )
-NOT_FOUND = ("/no-page", "/items/1")
+NOT_FOUND = ("/no-page", "/items/1", "/order-key?topic=ordered&key=none", "/push/none")
+LONG = "n" * 200
 
 
 @pytest.fixture
@@ -65,6 +73,12 @@ def paths(client: Client, service: Server) -> list[str]:
             "throttle.smtp": json.dumps({"per_second": 2, "burst": 2}),
             "throttle.gpu": json.dumps({"concurrency": 1, "shadow": True}),
             "schedule.nightly": json.dumps({"cron": "0 3 * * *", "timezone": "Europe/Berlin", "topic": "report"}),
+            "push.shop": json.dumps(
+                {"topic": "mail", "url": "https://hooks.example.com/" + "in/" * 200, "secrets": ["a"]}
+            ),
+            f"push.{LONG}": json.dumps(
+                {"topic": "paused", "url": "https://hooks.example.com/", "headers": {"x" * 100: "{secret:a}", "y": "z"}}
+            ),
             "script.route": "function on_enqueue(item)\nend\n",
             "topic.routed": json.dumps({"hooks": {"on_enqueue": "route"}}),
         }
@@ -79,6 +93,11 @@ def paths(client: Client, service: Server) -> list[str]:
         client.nack(item, failed=True, reason="SMTP 451: " + "try again later, " * 8)
     client.nack(taken[3], reject=True, reason="ValueError: " + "x" * 300)
     client.enqueue("m" * 200, b"x", delay_ms=60_000)
+    for key in ("<b>customer</b>", LONG):
+        client.enqueue_many([ItemSpec("ordered", b"x", order_key=key)] * 5)
+    for item in client.dequeue("ordered", count=2, worker="host-4:" + "w" * 100, lease_ms=600_000):
+        if item.order_key == LONG:
+            client.nack(item, failed=True, reason="SMTP 451: " + "y" * 300)
     batch = client.create_batch(on_end=ItemSpec("report", b"x"))
     client.enqueue_many([ItemSpec("many", b"x", batch=batch) for _ in range(20)])
     for item in client.dequeue("many", count=9):
@@ -87,7 +106,7 @@ def paths(client: Client, service: Server) -> list[str]:
         client.nack(item, reject=True, reason="in vain")
     client.close_batch(batch)
     service.advance(minutes=1)
-    return [path.replace("ITEM", str(taken[4].id)).replace("BATCH", str(batch)) for path in PATHS]
+    return [path.replace("ITEM", str(taken[4].id)).replace("BATCH", str(batch)).replace("LONG", LONG) for path in PATHS]
 
 
 def text(browser: Browser, css: str) -> str:

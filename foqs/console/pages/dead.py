@@ -5,29 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 from foqs.bounds import MOST_PACE
 from foqs.checks import counted, printable
-from foqs.client import FailureCause, FailureFilter, FailureGroup, Failures, ItemState, Redriven
+from foqs.client import FailureCause, FailureFilter, FailureGroup, ItemState, Redriven
 from foqs.console.action import Action, Done, Form, Question
-from foqs.console.dead_letters import CALL_MS, DELETE, REDRIVE, STEPS, Selection, stay
+from foqs.console.dead_letters import CALL_MS, DELETE, REDRIVE, STEPS, Selection, groups_of, stay
 from foqs.console.fields import pace as pace_of
 from foqs.console.view import Page, View
-from foqs.errors import Conflict, FoqsError, Invalid, NotFound, Overloaded, Unavailable
+from foqs.errors import Conflict, FoqsError, Invalid, NotFound, Unavailable
 from foqs.ids import parse_id
-from foqs.travel import bare
 
 __all__ = ["ACTIONS", "PAGE", "STEPS"]
 
 PAGE_TOPICS = 200
 MOST_GROUPS = 200
 _MOST_JOBS = 3
-COSTLY_S = 0.25
-"""Groups that take this long, in seconds, are kept for refreshes."""
-_KEEP = 40
-"""The time that they are kept, in multiples of the seconds that they took."""
 _MOST_LINKS = 20
 CAUSES = tuple(cause.name.lower() for cause in FailureCause)
 
@@ -47,7 +41,7 @@ async def _groups(view: View, chosen: Selection) -> Mapping[str, Any]:
     """The groups fit the cause and the tenant: the service does not group by the other conditions."""
     chosen.filter()  # raises Invalid
     stats, answer = await asyncio.gather(
-        view.client.topic_stats(chosen.topic, tenants=1), view.allowed(_failures(view, chosen))
+        view.client.topic_stats(chosen.topic, tenants=1), view.allowed(groups_of(view, chosen))
     )
     entry = stats.policy.get("dead")
     elsewhere = entry and entry["topic"]
@@ -71,27 +65,6 @@ async def _groups(view: View, chosen: Selection) -> Mapping[str, Any]:
         "missing": found.missing,
         "as_of_ms": 0 if as_of_ms == view.now_ms else as_of_ms,
     }
-
-
-async def _failures(view: View, chosen: Selection) -> tuple[Failures | FoqsError, int]:
-    """Return the groups, or why there are none, and their time. The hosts read each dead letter for them. So a page
-    that refreshes itself shows the groups of a large topic for a while."""
-    key = ("groups", view.ns, chosen.topic, chosen.cause, chosen.tenant)
-    begun_s = monotonic()
-    until_s, kept = view.session.kept.get(key, (0.0, None))
-    if kept is not None and view.refreshes and begun_s < until_s:
-        return cast(tuple[Failures | FoqsError, int], kept)
-    answer: Failures | FoqsError
-    try:
-        answer = await view.client.list_failures(
-            chosen.topic, cause=chosen.failure_cause, fairness_key=chosen.tenant, timeout_ms=CALL_MS
-        )
-    except (Unavailable, Overloaded) as error:
-        answer = bare(error)
-    took_s = monotonic() - begun_s
-    keep_s = took_s * _KEEP if took_s >= COSTLY_S else 0.0
-    view.session.kept = {key: (begun_s + keep_s, (answer, view.now_ms))}
-    return answer, view.now_ms
 
 
 def _is_about(job: Any, ns: str, topic: str) -> bool:

@@ -80,8 +80,16 @@ async def load(view: View) -> Mapping[str, Any]:
         "query": query, "found": found, "rows": rows, "states": STATES, "scans": scans,
         "is_first": not cursor and not after, "of_topic": OF_TOPIC, "refreshes": not scans and not cursor,
         "batch": batch, "further": any(query.fields[name] for name in FURTHER),
-        "elsewhere": any(row.item.ns != view.ns for row in rows),
+        "ordered": _ordered(query, rows), "elsewhere": any(row.item.ns != view.ns for row in rows),
     }  # fmt: skip
+
+
+def _ordered(query: ItemQuery, rows: Sequence[Row]) -> Sequence[str]:
+    """Return the topics in which the searched order key has items; of dead letters, the topics before."""
+    if not query.fields["order"] or query.names_one:
+        return ()
+    found = [(row.item, row.item.failure) for row in rows]
+    return [*dict.fromkeys(item.topic if failure is None else failure.topic for item, failure in found)]
 
 
 def _asked(view: View, name: str) -> str:

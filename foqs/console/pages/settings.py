@@ -14,8 +14,9 @@ from foqs.client.settings_types import Changes
 from foqs.console.action import Action, Done, Form, Question
 from foqs.console.entries import KINDS, TOPIC, editable, indented, inside, kind_of, layers_of, stored
 from foqs.console.marks import check_mark, mark_of, said_of
-from foqs.console.view import Page, View
+from foqs.console.view import Page, View, path_of
 from foqs.errors import Conflict, Invalid, NotFound
+from foqs.policies.entries import PUSH
 from foqs.settings_log import UNKNOWN
 
 MOST_SHOWN = 100
@@ -78,10 +79,15 @@ async def _entry(view: View, key: str) -> dict[str, Any]:
         "layers": layers_of(found.entries, name) if layered else [],
         "narrower": narrower[:_MOST_LINKS],
         "more_narrower": len(narrower[_MOST_LINKS:]),
+        "push_url": _push_url(view, key) if value is not None and key.startswith(PUSH) else "",
         "errors": [],
         "compared": False,
         "typed": "" if value is None else editable(key, value),
     }
+
+
+def _push_url(view: View, key: str) -> str:
+    return view.url(path_of("/push", "name", key.removeprefix(PUSH)))
 
 
 _NO_KEY = "\0"

@@ -13,11 +13,12 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from foqs.checks import printable
-from foqs.client import ActiveTopic, Duplicate, Explanation, Reason, TenantStats, TopicStats
+from foqs.client import ActiveTopic, Duplicate, Reason, TenantStats, TopicStats
 from foqs.console.action import Action, Done, Form
 from foqs.console.fields import whole
 from foqs.console.item_query import STATES
-from foqs.console.reasons import Link, Shown, links, ready_words, shown
+from foqs.console.reasons import Link, links
+from foqs.console.topic_now import topic_now
 from foqs.console.view import Page, View
 
 PAGE_TOPICS = 200
@@ -90,49 +91,20 @@ async def _all(view: View) -> tuple[list[ActiveTopic], bool]:
 
 async def load_one(view: View) -> Mapping[str, Any]:
     topic = view.named("topic")
-    stats, failing, explained, sample = await asyncio.gather(
-        view.client.topic_stats(topic, tenants=_TENANTS),
-        view.allowed(view.client.failing(topic)),
-        view.allowed(view.client.explain_topic(topic)),
-        view.allowed(_sample(view, topic)),
-    )
+    now, sample = await asyncio.gather(topic_now(view, topic, _TENANTS), view.allowed(_sample(view, topic)))
+    stats: TopicStats = now["stats"]
     own = f"topic.{topic}"
     policy = [
         (field, json.dumps(value, ensure_ascii=False), stats.policy_layers.get(field), stats.overruled.get(field))
         for field, value in sorted(stats.policy.items())
     ]
     return {
-        "topic": topic, "stats": stats, "failing": failing, "sample": sample, "policy": policy,
+        **now, "sample": sample, "policy": policy,
         "own_policy": own if own in stats.policy_layers.values() else "", "states": STATES, "once": token_hex(8),
-        "ready": ready_words(stats.ready, stats.ready_paused, stats.ready_throttled),
         "tenants": [_tenant(view, stats, one) for one in stats.tenants],
         "more_held": stats.more_tenants and (stats.more_tenants.ready if stats.paused else stats.more_tenants.parked),
-        "unknown": await _unknown(view, topic, stats), **_holding(view, topic, stats, explained),
+        "unknown": await _unknown(view, topic, stats),
     }  # fmt: skip
-
-
-_STOPS = frozenset({
-    Reason.SHARD_NOT_SERVED, Reason.CLOCK_IN_DOUBT, Reason.OWNER_IN_GRACE, Reason.BREAKER_OPEN, Reason.PAUSED,
-})  # fmt: skip
-"""Reasons that hold all items of a topic. A throttle, for example, lets some of them pass."""
-
-
-def _holding(view: View, topic: str, stats: TopicStats, explained: Explanation | None) -> dict[str, Any]:
-    """Return the reasons why items wait, with a heading that is true of them."""
-    if explained is None:
-        return {"holding": []}
-    reasons = [one for one in explained.reasons if one.code != Reason.GONE or one.key]
-    codes = {one.code for one in reasons}
-    stops = codes & _STOPS and codes <= _STOPS | {Reason.NO_CONSUMER} and stats.ready and not stats.leased
-    groups = [
-        Shown(one.text, links(view, one.code, one.key, topic))
-        for one in explained.tenants
-        if one.code != Reason.PAUSED or Reason.PAUSED not in codes
-    ]
-    return {
-        "holding": [*shown(view, explained._replace(reasons=tuple(reasons)), topic), *groups],
-        "heading": "Why no item is delivered" if stops else "What holds items back",
-    }
 
 
 def _tenant(view: View, stats: TopicStats, one: TenantStats) -> tuple[TenantStats, int, str, tuple[Link, ...]]:

@@ -12,9 +12,10 @@ from foqs.engine import item_ops
 from foqs.engine.shard_owner import FULL_MS
 from foqs.errors import Invalid, Unavailable
 from foqs.fairness.keys import lane_key
+from foqs.hooks.protocol import Action, FailureResult
 from foqs.item_batch import HowEnded
 from foqs.policies.settings import Settings
-from foqs.rows import AT_MOST_ONCE
+from foqs.rows import AT_MOST_ONCE, FailureCause
 from foqs.server.shard_thread import run
 from tests.engine.laboratory import KEY, Laboratory
 from tests.engine.test_redrive import redrive
@@ -113,6 +114,16 @@ def test_failures_say_why(how: str, entry: dict[str, Any], item: dict[str, Any])
     lab.stored(lab.item(**item))
     end(lab, item_ops.fail, 0, None, "it broke")
     assert [(one["how"], one["failure"]["reason"]) for one in events(lab)] == [(how, "it broke")]
+
+
+@pytest.mark.parametrize(("action", "how"), [(Action.DROP, "dropped"), (Action.DEAD, "failed")])
+def test_the_script_of_the_topic_ends_an_item(action: Action, how: str) -> None:
+    lab = laboratory(dead=None)
+    lab.stored()
+    item_id, lease = taken(lab)
+    lab.operate(item_id, item_ops.Failing(lease, FailureCause.FAILED, "it broke", decision=FailureResult(action)))
+    lab.settle()
+    assert [(one["how"], one["failure"]["cause"]) for one in events(lab)] == [(how, "hook")]
 
 
 def test_ends_that_no_consumer_brings() -> None:

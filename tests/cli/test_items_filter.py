@@ -11,7 +11,8 @@ __all__ = ["client", "host", "run"]
 
 
 def filled(client: Client) -> None:
-    """2,000 items, one of them with a kind of its own, and one that has failed."""
+    """2,000 items, one of them with a kind of its own, and one that has failed and waits for long."""
+    client.put_settings({"topic.failing": '{"retry": {"kind": "constant", "first_ms": 600000}}'})
     specs = [ItemSpec("t", b"%d" % at, priority=at % 3, headers={"kind": "mail"}) for at in range(1_998)]
     client.enqueue_many([*specs, ItemSpec("t", b"rare", priority=5, headers={"kind": "export", "who": "a=b"})])
     client.enqueue("failing", b"bad")

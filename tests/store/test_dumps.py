@@ -11,6 +11,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -319,8 +320,15 @@ def test_sigterm_leaves_nothing(shard: Shard, shard_kind: str, tools: Path, tmp_
         said.seek(0)
         assert said.read() == f"foqs: interrupted: shard {NUMBER}: no dump\nfoqs: ended by SIGTERM\n"
     assert list(folder.iterdir()) == []
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(began.read_text()), 0)
+    tool = int(began.read_text())
+
+    def ended() -> bool:  # and its new parent has noticed
+        with suppress(ProcessLookupError):
+            os.kill(tool, 0)
+            return False
+        return True
+
+    wait_until(ended)
 
 
 @ON_SERVERS

@@ -1,4 +1,4 @@
-"""A home of a batch whose database is an older copy: shards may have got members that the copy does not know."""
+"""Homes of batches whose database is an older copy, or does not answer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from foqs.buffers.item_batches import BatchLinks, Question, Report
+from foqs.buffers.shard_batch import BatchResult, Outcome
 from foqs.engine import batch_homes
 from foqs.engine.state import Callbacks
 from foqs.ids import Mark
-from foqs.item_batch import BatchPart, BatchState, Counts, NewBatch
+from foqs.item_batch import BatchPart, BatchState, Callback, Counts, NewBatch
+from foqs.rows import AT_LEAST_ONCE
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import Laboratory
 
@@ -20,13 +22,13 @@ from tests.engine.laboratory import Laboratory
 class Home:
     """The home of one batch in a cluster of two shards, whose reports the test makes."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callback | None = None) -> None:
         self.asked: list[int] = []
         self._serial = 0
         links = BatchLinks(lambda *_: None, self._ask, lambda: frozenset({1, 2}))
         self.lab = Laboratory(1, callbacks=Callbacks(batches=links))
         made: list[Any] = []
-        batch_homes.create(self.lab.engine.state, NewBatch("ns", None, None, 1 << 50), made.append, self.lab.now_ms)
+        batch_homes.create(self.lab.engine.state, NewBatch("ns", None, on_end, 1 << 50), made.append, self.lab.now_ms)
         self.lab.settle()
         (self.batch,) = made
 
@@ -92,3 +94,27 @@ def test_a_shard_without_members_is_heard_too() -> None:
     assert home.state == BatchState.CLOSED
     home.report(2)
     assert home.state == BatchState.SUCCEEDED
+
+
+@pytest.mark.parametrize("outcome", [Outcome.COMMITTED, Outcome.FAILED])
+def test_the_end_of_a_batch_hangs(outcome: Outcome) -> None:
+    """Its outcome counts, however late it comes."""
+    home = Home(Callback("done", b"x", None, {}, 0, 0, 0, 0, AT_LEAST_ONCE, "", (), "", 0))
+    home.report(2, members=1, completed=1)
+    lab = home.lab
+    batch_homes.change(lab.engine.state, "ns", home.batch, BatchState.CLOSED, lambda _: None)
+    while not ((sent := lab.send()) and sent[0][1].chunks):
+        for shard, batch in sent:
+            lab.arrive(shard, batch)
+    ((shard, batch),) = sent
+    for _ in range(4):
+        lab.ring(shard.owner.hang_ms)
+    assert batch.doubted
+    if outcome is Outcome.COMMITTED:
+        lab.arrive(shard, batch)
+    else:
+        lab.arrive(shard, batch, BatchResult(outcome, down=True, error="it went away"))
+    lab.go_on(60_000)
+    assert home.state == BatchState.SUCCEEDED
+    assert not shard.queue.homes.live
+    assert [item.payload for item in lab.dbs[1].items.values()] == [b"x"]

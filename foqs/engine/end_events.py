@@ -52,9 +52,12 @@ def event_of(shard: Shard, change: Change, now_ms: int) -> tuple[LaneKey, NewIte
         return None
     key = lane.topic.key[0], topic
     policy = shard.policies.of(key)
+    payload = _payload(change, how, now_ms)
+    if len(payload) > shard.queue.payload_bytes:  # a reply must hold any item of that length
+        payload = _payload(change, how, now_ms, whole=False)
     due_ms = now_ms + policy.delay_ms if policy.delay_ms else 0
     event = NewItem(
-        _payload(change, how, now_ms), None, HEADERS, policy.priority, due_ms or now_ms, due_ms, now_ms,
+        payload, None, HEADERS, policy.priority, due_ms or now_ms, due_ms, now_ms,
         now_ms + policy.ttl_ms if policy.ttl_ms else 0, policy.lease_ms or 0, policy.delivery,
     )  # fmt: skip
     return lane_key(key, tenancy_of(lane.key)[0]), event
@@ -66,8 +69,8 @@ def _topic_of(shard: Shard, lane: Lane[Item]) -> str | None:
     return shard.policy_of(lane).on_end_topic if lane.topic.key[0] in shard.policies.reporting else None
 
 
-def _payload(change: Change, how: HowEnded, now_ms: int) -> bytes:
-    """Return what the event says: docs/results.md describes its fields."""
+def _payload(change: Change, how: HowEnded, now_ms: int, *, whole: bool = True) -> bytes:
+    """Return what the event says: docs/results.md describes its fields. Not `whole`: without the result."""
     item = change.item
     said: dict[str, object] = {
         "id": str(item.id),  # JavaScript has no integers of 64 bits
@@ -76,7 +79,7 @@ def _payload(change: Change, how: HowEnded, now_ms: int) -> bytes:
         "ended_at_ms": now_ms,
     }
     if change.result is not None:
-        said |= _text("result", change.result)
+        said |= _text("result", change.result) if whole else {"result_bytes": len(change.result)}
     failure = change.failure if change.move is None else change.move.failure
     if failure is not None:
         said["failure"] = _failure(failure.cause, failure.attempts, failure.reason, failure.worker)

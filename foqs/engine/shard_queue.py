@@ -60,7 +60,7 @@ class ShardQueue:
         self.links: BatchLinks
         self.now_ms: Callable[[], int]
         self.max_batch_bytes = 0
-        self.dedup_window_ms = self.batch_keep_ms = 0
+        self.dedup_window_ms = self.batch_keep_ms = self.payload_bytes = 0
         self.forget()
 
     def forget(self) -> None:
@@ -110,6 +110,7 @@ class ShardQueue:
 
     def configure_limits(self, limits: LimitsSection) -> None:
         self.dedup_window_ms, self.batch_keep_ms = limits.dedup_window_ms, limits.batch_keep_ms
+        self.payload_bytes = limits.payload_bytes
 
     def connect(
         self, touch: Callable[[], None], tell: TellKeys, links: BatchLinks, now_ms: Callable[[], int]

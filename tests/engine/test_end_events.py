@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome
+from foqs.config.schema import LimitsSection
 from foqs.engine import item_ops
 from foqs.engine.shard_owner import FULL_MS
 from foqs.errors import Invalid, Unavailable
@@ -76,6 +77,15 @@ def test_a_result_that_is_no_text() -> None:
     lab.stored()
     end(lab, item_ops.ack, b"\xff\0")
     assert [(one.get("result"), one["result_base64"]) for one in events(lab)] == [(None, "/wA=")]
+
+
+def test_a_result_that_no_payload_holds() -> None:
+    lab = Laboratory(1, sections={"limits": LimitsSection(payload_bytes=1_000)})
+    put(lab, {"topic.topic": EVENTS})
+    for result in (b"x" * 500, b"x" * 1_000):
+        lab.stored()
+        end(lab, item_ops.ack, result)
+    assert [(one.get("result"), one.get("result_bytes")) for one in events(lab)] == [("x" * 500, None), (None, 1_000)]
 
 
 def test_a_dead_letter_is_the_end_and_its_removal_is_none() -> None:

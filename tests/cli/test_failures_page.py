@@ -40,7 +40,7 @@ _MASKS = (
     (r"127\.0\.0\.1:\d+", "HOST"),
     (r"\b[\w.-]+:\d+\b", "WORKER"),
     (r"\b\d+ attempts? failed in the last 10 minutes(, \d+ in the last one)?", "FAILED"),
-    (r"(failed/min(?:\s+\d+){3})(?:\s+<?[\d.]+){4}", r"\1 RATES"),
+    (r"(failed/min(?:\s+\d+){3,4}?)(?:\s+<?[\d.]+){4}(?![\d.]|\s+<?\d)", r"\1 RATES"),  # 4: of a paused topic
     (r"\s+", " "),
 )
 

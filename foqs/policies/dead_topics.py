@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from foqs.policies.entries import TOPIC, Patterns, shown
 from foqs.policies.topic_policy import BUILT_IN_ENTRY, DEAD_SUFFIX, PolicyEntry, dead_topic_of
 
-_OFF: Mapping[str, Any] = {"max_attempts": 0, "max_total_ms": 0, "dead": None, "hooks": None, "on_end_topic": None}
+_OFF: Mapping[str, Any] = {"max_attempts": 0, "max_total_ms": 0, "dead": None, "hooks": None}
 """Fields that have no effect in a topic that takes dead letters, with the values that ask for none. Of `hooks` that is
 `on_failure`."""
 _STATES = frozenset({"paused", "paused_tenants", "closed"})
@@ -165,6 +165,8 @@ def has_effect(field: str, entry: PolicyEntry) -> bool:
     """Return True if the value of a field asks for something that a topic that takes dead letters lacks."""
     if field == "hooks":
         return entry.hooks is not None and entry.hooks.on_failure is not None
+    if field == "on_end_topic":  # without a warning: it may come from a prefix such as topic.*
+        return entry.on_end_topic is not None
     return field in _OFF and getattr(entry, field) != _OFF[field]
 
 

@@ -244,3 +244,6 @@ def test_a_topic_that_takes_dead_letters_has_no_events() -> None:
         "ends", None, None, "ends",
     ]  # fmt: skip
     assert json.loads(policies.document("grave"))["on_end_topic"] is None
+    assert policies.overruled("grave")["on_end_topic"] == "it takes the dead letters of topic.mail"
+    made = Settings("ns").changed(texts | {"topic.ends": '{"on_end_topic": null}'}, ())
+    assert made.warnings(set(made.entries)) == [], "the prefix is not meant for this topic"

@@ -28,8 +28,9 @@ LATENCY_S = 0.1
 WARM_UP_S, MEASURED_S = 2.0, 8.0
 ITEMS = 1_200
 TIMEOUT_MS = 1_000
-LEAST = 0.7
-"""Of the rate alone: a machine with other work may have less for both. Places that the bad ones share leave less."""
+LEAST = 0.8
+"""Of the rate alone, as other work on the machine takes its part of both. With places that all targets share, it was
+0.55."""
 
 
 class Endpoints:

@@ -1,6 +1,6 @@
 """Every metric of a host (name, kind, help and labels), and its values as text, rendered in a thread of its own.
 
-A test compares the metrics with docs/metrics.md.
+A test compares the metrics with docs/reference/metrics.md.
 """
 
 from __future__ import annotations

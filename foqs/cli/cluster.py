@@ -381,7 +381,7 @@ def renew_acl(cluster: ClusterOptions, yes: YesOption = False) -> None:
     """Give the nodes of a cluster in ZooKeeper to the credentials of foqs.toml.
 
     With acl = "creator" a node belongs to the credentials that its creator had. Use the command while the credential is
-    replaced (docs/rotation.md), or after a change of acl. Hosts without one of these credentials lose the cluster.
+    replaced (docs/run/rotation.md), or after a change of acl. Hosts without one of these credentials lose the cluster.
     """
     from foqs.cli.operators import audit_change
     from foqs.zk.inspect import renew_acls

@@ -1,4 +1,4 @@
-"""The log: its format, and its lines on stderr. docs/logs.md lists the events.
+"""The log: its format, and its lines on stderr. docs/reference/logs.md lists the events.
 
 Most commands log nothing, so structlog is imported with the first module that logs. A line never waits for its reader.
 """

@@ -1,4 +1,4 @@
-"""The metrics of `foqs push run`. A test compares them with docs/metrics.md."""
+"""The metrics of `foqs push run`. A test compares them with docs/reference/metrics.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The metrics of `foqs worker`: the sums of what its processes report.
 
-The processes report differences, so that counters outlive them. A test compares the metrics with docs/metrics.md.
+The processes report differences, so that counters outlive them. A test compares the metrics with docs/reference/metrics.md.
 """
 
 from __future__ import annotations

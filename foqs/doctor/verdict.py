@@ -1,6 +1,6 @@
 """The verdict about a cluster: a table of rules, from the facts of its hosts to reasons with their remedies. Pure.
 
-docs/operations.md has the table for operators; a test compares the two.
+docs/run/operations.md has the table for operators; a test compares the two.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _shard_denied(facts: Facts) -> Iterator[Said]:
             f"{shards_of(host, shards)}: the database server answers, but the database or a table is missing, or a "
             "right of the account",
             "do not restart the server: foqs shards check names the fault; if the database is gone, put back its "
-            "last dump (docs/disaster.md)",
+            "last dump (docs/run/disaster.md)",
         )
 
 

@@ -1,4 +1,4 @@
-"""The format of a scrape, and its agreement with docs/metrics.md."""
+"""The format of a scrape, and its agreement with docs/reference/metrics.md."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from foqs.cli import push_metrics, worker_metrics
 from foqs.counters import Histogram
 
 ALL = {**FAMILIES, **worker_metrics.FAMILIES, **push_metrics.FAMILIES}
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 ROW = re.compile(r"^\| `((?:foqs|process|python)_\w+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""Runs the commands of docs/cluster-from-one-host.md in order: one host, a cluster, and one host again.
+"""Runs the commands of docs/run/cluster-from-one-host.md in order: one host, a cluster, and one host again.
 
 The test replaces only ports, and the addresses of the database server and of ZooKeeper.
 """
@@ -22,7 +22,7 @@ from tests.cli.test_readme import Checkout, blocks, checkout, says
 
 __all__ = ["checkout"]  # a fixture
 pytestmark = [pytest.mark.mariadb, pytest.mark.zookeeper, pytest.mark.timeout(400)]
-PAGE = (ROOT / "docs" / "cluster-from-one-host.md").read_text()
+PAGE = (ROOT / "docs/run/cluster-from-one-host.md").read_text()
 RATE, BURST = 0.2, 1
 
 

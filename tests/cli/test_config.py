@@ -1,4 +1,4 @@
-"""`foqs config show`, `check` and `explain`, and their agreement with docs/configuration.md."""
+"""`foqs config show`, `check` and `explain`, and their agreement with docs/reference/configuration.md."""
 
 import json
 import socket
@@ -171,7 +171,7 @@ def test_explain_lists_keys_and_knows_near_ones(explained: Callable[..., str]) -
 
 def test_the_page_agrees_with_the_code() -> None:
     """To update the page: keep it up to its tables, then append `foqs config explain --markdown`."""
-    page = (ROOT / "docs" / "configuration.md").read_text()
+    page = (ROOT / "docs/reference/configuration.md").read_text()
     _, found, tables = page.partition("prints the rest of this page.\n\n")
     assert found
     assert tables == config("explain", "--markdown")

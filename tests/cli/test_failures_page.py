@@ -1,4 +1,4 @@
-"""Runs the commands of docs/failures.md in order, like a newcomer with three terminals.
+"""Runs the commands of docs/do/failures.md in order, like a newcomer with three terminals.
 
 The test replaces only the port. It compares the outputs with the page, but for ids, times, and which of two equal items
 comes first.
@@ -27,7 +27,7 @@ from tests.api.hosts import ROOT, environment
 from tests.cli.test_readme import Checkout, checkout, says
 
 __all__ = ["checkout"]
-PAGE = (ROOT / "docs" / "failures.md").read_text()
+PAGE = (ROOT / "docs/do/failures.md").read_text()
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 _LOOKS = ("foqs topics", "foqs topic policy mail\n", "foqs items", "foqs dead list mail")
 """Commands that a newcomer repeats until the state is there."""
@@ -155,6 +155,6 @@ def test_every_output_of_the_page_is_one_of_a_command() -> None:
 @pytest.mark.parametrize("name", [*PolicyEntry.model_fields, *AckPolicy.__members__])
 def test_a_field_or_an_ack_policy_has_one_row(name: str) -> None:
     """A second table of the same names is forgotten when the first one changes: the other pages link to it."""
-    pages = [ROOT / "docs" / f"{page}.md" for page in ("failures", "operations", "workers")]
+    pages = [ROOT / f"docs/{page}.md" for page in ("do/failures", "run/operations", "do/workers")]
     cells = [line.split("|")[1] for page in pages for line in page.read_text().splitlines() if line.startswith("| `")]
     assert len([cell for cell in cells if f"`{name}`" in cell]) == 1

@@ -1,4 +1,4 @@
-"""Runs the code and the commands of docs/fairness.md as written, but for the address."""
+"""Runs the code and the commands of docs/do/fairness.md as written, but for the address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.api.hosts import ROOT, foqs
 from tests.support.live import client, host
 
 __all__ = ["client", "host"]  # fixtures
-PAGE = (ROOT / "docs" / "fairness.md").read_text()
+PAGE = (ROOT / "docs/do/fairness.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs the scripts, the code and the commands of docs/hooks.md as written, but for the address."""
+"""Runs the scripts, the code and the commands of docs/do/hooks.md as written, but for the address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.api.hosts import ROOT, foqs
 from tests.support.live import client, host
 
 __all__ = ["client", "host"]  # fixtures
-PAGE = (ROOT / "docs" / "hooks.md").read_text()
+PAGE = (ROOT / "docs/do/hooks.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

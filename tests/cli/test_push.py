@@ -411,7 +411,7 @@ def test_list_shows_targets_with_their_defaults(client: Client) -> None:
 
 def test_the_first_webhook_of_the_page(tmp_path: Path) -> None:
     """The commands and the receiver as written, at free ports."""
-    page, port, place = (ROOT / "docs" / "push.md").read_text(), free_port(), free_port()
+    page, port, place = (ROOT / "docs/do/push.md").read_text(), free_port(), free_port()
     blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```$", page, re.M | re.S))
     commands = "".join(re.findall(r"^    (foqs (?:settings set|push try|enqueue) .*\n)", page, re.M)[:3])
     script = f'foqs() {{ "{sys.executable}" -m foqs "$@"; }}\n'

@@ -199,7 +199,7 @@ def test_a_cluster_works_as_written(
 
 def test_no_page_installs_foqs_from_an_index() -> None:
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for wanted in re.findall(r"pip install (?:-[\w-]+ )*([^`\n#&]+)", page.read_text()):
             name = wanted.strip()
             assert not re.match(r"'?foqs\b", name), f"{page.name}: foqs is on no index: {name}"

@@ -1,4 +1,4 @@
-"""The commands and the configuration in docs/security.md work as written."""
+"""The commands and the configuration in docs/run/security.md work as written."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from foqs.store.maintenance import create_schema
 from tests.api.hosts import ROOT, HostProcess, environment
 
-TEXT = (ROOT / "docs/security.md").read_text()
+TEXT = (ROOT / "docs/run/security.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

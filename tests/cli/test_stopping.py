@@ -1,4 +1,4 @@
-"""docs/stopping.md: its code, its numbers, and its claims, with real processes."""
+"""docs/do/stopping.md: its code, its numbers, and its claims, with real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.cli.worker_rig import LEASE_MS, Shop, Start, ended, gone, reached
 from tests.client.peer import LATER
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "stopping.md").read_text()
+PAGE = (ROOT / "docs/do/stopping.md").read_text()
 KUBERNETES_S = 30
 
 

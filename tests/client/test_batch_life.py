@@ -376,7 +376,7 @@ def test_a_batch_from_the_shell(server: Server, client: Client) -> None:
 
 def test_the_page_about_batches(server: Server, client: Client) -> None:
     """Its examples run as written, one after the other."""
-    page = (ROOT / "docs" / "batches.md").read_text()
+    page = (ROOT / "docs/do/batches.md").read_text()
     first, more = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     names: dict[str, Any] = {}
     exec(first.replace("127.0.0.1:7707", server.address), names)

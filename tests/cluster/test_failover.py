@@ -1,4 +1,4 @@
-"""docs/disaster.md, "Fail over to a replica", on real servers under load: nothing but what the page names is lost."""
+"""docs/run/disaster.md, "Fail over to a replica", on real servers under load: nothing but what the page names is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WARNING = (
     "a replica is attached without semi-synchronous replication: a fail-over loses commits that were answered "
     "(promises 1 and 2)"
 )
-PAGE = (ROOT / "docs" / "disaster.md").read_text()
+PAGE = (ROOT / "docs/run/disaster.md").read_text()
 
 
 def blocks(title: str, language: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The ten questions of an operator on call, on a cluster with ten faults, by the commands of docs/operations.md."""
+"""The ten questions of an operator on call, on a cluster with ten faults, by the commands of docs/run/operations.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 
-PAGE = (ROOT / "docs" / "operations.md").read_text()
+PAGE = (ROOT / "docs/run/operations.md").read_text()
 SECTION = PAGE.partition("## Ten questions of an operator on call\n")[2].partition("\n## ")[0]
 TYPED = {
     question: re.findall(r"`(foqs [^`]+)`", commands)

@@ -1,4 +1,4 @@
-"""The commands of docs/rotation.md work as written, on a cluster under load."""
+"""The commands of docs/run/rotation.md work as written, on a cluster under load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 
-PAGE = (ROOT / "docs" / "rotation.md").read_text()
+PAGE = (ROOT / "docs/run/rotation.md").read_text()
 
 
 def section(title: str) -> str:

@@ -24,7 +24,7 @@ from tests.deploy.test_helm import make_chart
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = DEPLOY.parent
-PAGE = (ROOT / "docs" / "deployment.md").read_text()
+PAGE = (ROOT / "docs/run/deployment.md").read_text()
 TOO_MANY_REQUESTS = "Cannot evict pod as it would violate the pod's disruption budget"
 
 

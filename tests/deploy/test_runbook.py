@@ -1,4 +1,4 @@
-"""docs/runbook.md: a section for each alert, with links, commands and names that exist."""
+"""docs/run/runbook.md: a section for each alert, with links, commands and names that exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.deploy.exported import EXPORTED
 from tests.deploy.promql import ROOT, RULES, WORKER_RULES, alert_rules
 
 DOCS = ROOT / "docs"
-PAGE = (DOCS / "runbook.md").read_text()
+PAGE = (DOCS / "run/runbook.md").read_text()
 ALERTS = {rule["alert"]: rule for rule in alert_rules(RULES, WORKER_RULES)}
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 PARTS = ["Meaning", "Affected", "Look", "Do", "Ends"]
@@ -49,7 +49,7 @@ def test_links_lead_to_pages_and_sections() -> None:
     assert links
     for link in links:
         name, _, anchor = link.partition("#")
-        page = DOCS / name if name else DOCS / "runbook.md"
+        page = DOCS / "run" / (name or "runbook.md")
         assert page.exists(), link
         assert not anchor or anchor in anchors(page), link
 

@@ -1,4 +1,4 @@
-"""The example of docs/outbox.md, as printed."""
+"""The example of docs/do/outbox.md, as printed."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.hosts import environment
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "outbox.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs/do/outbox.md").read_text()
 
 
 @pytest.mark.process

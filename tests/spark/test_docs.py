@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md, run one after another without changes."""
+"""The examples of docs/do/spark.md, run one after another without changes."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from foqs.spark.options import WRITE_COLUMNS, ConsumeOptions, Options, WriteOpti
 from foqs.spark.snapshot_shards import SnapshotOptions
 from foqs_lab.cluster import LocalCluster
 
-PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/do/spark.md").read_text()
 
 
 @pytest.mark.spark
@@ -20,7 +20,7 @@ def test_the_examples(spark: Any, cluster: LocalCluster, endpoints: str, tmp_pat
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(examples) == 7
     for example in examples:
-        exec(compile(example, "docs/spark.md", "exec"), known)
+        exec(compile(example, "docs/do/spark.md", "exec"), known)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Runs the code of docs/tasks.md as written, but for the address."""
+"""Runs the code of docs/do/tasks.md as written, but for the address."""
 
 import re
 import time
@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.peer import LATER, eventually
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/do/tasks.md").read_text()
 
 
 @pytest.mark.threads

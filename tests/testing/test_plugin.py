@@ -68,7 +68,7 @@ def test_without_its_extra_the_line_of_the_installation_is_said():
 
 
 def test_the_page_runs_as_printed(project):
-    blocks = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", (ROOT / "docs/do/testing.md").read_text(), re.DOTALL)
     assert [name for name, _ in blocks] == ["shop/tasks.py", "test_shop.py"]
     ran = project(dict(blocks), "-W", "error")
     assert re.search(r"\b\d+ passed", ran.stdout), ran.stdout

@@ -18,6 +18,19 @@ echo ready; sleep 600
 ready
 ```
 """
+ENDS = """
+```sh title="Terminal 1: keeps running"
+echo $$ > pid; echo up
+```
+
+```text
+up
+```
+
+```sh
+until grep -q "State:.Z" /proc/$(cat pid)/status; do sleep 0.01; done
+```
+"""
 
 
 def follow(page: str, folder: Path) -> Reader:
@@ -80,7 +93,7 @@ print(size)
         ("```python\n1 / 0\n```\n", "ZeroDivisionError"),
         ("```python\nprint(1)\n```\n```text\n2\n```\n", "and not"),
         ("```yaml\na: 1\n```\n", "nothing checks"),
-        ('```sh title="Terminal 1: keeps running"\necho up\n```\n\n```text\nup\n```\n', "has ended"),
+        (ENDS, "has ended"),
         ('```sh title="Terminal 1: keeps running"\necho up\n```\n\n```text\ndown\n```\n', "never printed"),
         ('```sh title="Terminal 1: keeps running"\nsleep 600\n```\n', "a block of text"),
         (LIVE.replace("echo", "trap 'exit 3' INT; echo"), "Terminal 1: 3"),

@@ -48,7 +48,6 @@ ELSEWHERE: dict[str, str] = {
     "do/outbox.md": "tests/outbox/test_page.py",
     "do/push.md": "tests/cli/test_push.py",
     "do/spark.md": "tests/spark/test_docs.py",
-    "do/stopping.md": "tests/cli/test_stopping.py",
 }
 """Pages of those parts with a test of their own: they need servers, or state which a reader sees by eye."""
 PAGES = {str(page.relative_to(DOCS)): page for page in pages()}

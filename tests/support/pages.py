@@ -48,16 +48,15 @@ _MASKS = (
     (r"\b[\w.-]+:\d{4,5}\b", "HOST"),
     (r"\s+", " "),
 )
-_SESSION = """
-import sys, traceback
+_SHELL = 'set -e; while read -r script <&9; do . "$script"; echo; echo MARK; done'
+_PYTHON = """
 names = {"__name__": "page"}
-while (size := sys.stdin.readline()):
-    try:
-        exec(compile(sys.stdin.read(int(size)), "page", "exec"), names)
-        print("MARK 0", flush=True)
-    except BaseException:
-        traceback.print_exc()
-        print("MARK 1", flush=True)
+with open(9) as scripts:
+    while path := scripts.readline().strip():
+        with open(path) as script:
+            text = script.read()
+        exec(compile(text, "page", "exec"), names)
+        print("\\nMARK", flush=True)
 """
 
 
@@ -138,6 +137,32 @@ class Terminal:
         os.close(self._ours)
 
 
+class Session(Terminal):
+    """An interpreter that runs one script after another, and keeps variables and names."""
+
+    def __init__(self, argv: list[str], folder: Path, env: dict[str, str]) -> None:
+        ours, self._scripts = os.pipe()
+        command = ["bash", "-c", f'exec 9<&{ours}; exec "$@"', "bash", *argv]
+        super().__init__(command, folder, env, pass_fds=(ours,))
+        os.close(ours)
+        self._script = folder / ".script"
+
+    def run(self, text: str) -> tuple[bool, str]:
+        """Say if a script has succeeded, and what it printed. The session ends with the first that fails."""
+        self._script.write_text(text)
+        self.shown = ""
+        os.write(self._scripts, f"{self._script}\n".encode())
+        until_s = time.monotonic() + UNTIL_S
+        while not self.shown.endswith("\nMARK\n"):
+            if not self.read(until_s):
+                return False, self.shown
+        return True, self.shown.removesuffix("\nMARK\n")
+
+    def close(self) -> None:
+        super().close()
+        os.close(self._scripts)
+
+
 class Reader:
     """Does what a page says, in a folder. Each port of this machine that the page names is another one."""
 
@@ -165,9 +190,10 @@ class Reader:
             NO_COLOR="1",
         )
         self._running: dict[str, Terminal] = {}
-        self._shell: Terminal | None = None
-        self._session: subprocess.Popen[str] | None = None
-        self._last = ""
+        self._sessions = {
+            "sh": Session(["bash", "-c", _SHELL], folder, self._env),
+            "python": Session([sys.executable, "-c", _PYTHON], folder, self._env),
+        }
 
     def own(self, text: str) -> str:
         """Return a text with the ports that this reader uses."""
@@ -198,8 +224,8 @@ class Reader:
             self._wait_for(wanted, terminal, where)
         elif block.title:
             self._save(block.title, text)
-        elif block.language in ("sh", "python"):
-            self._run(block.language, text, wanted, where)
+        elif session := self._sessions.get(block.language):
+            self._run(session, text, wanted, where)
         else:
             raise AssertionError(
                 f"{where}: nothing checks a block of {block.language or 'no language'} without a title"
@@ -212,54 +238,14 @@ class Reader:
         with path.open("a" if more == "continued" else "w") as file:
             file.write(text)
 
-    def _run(self, language: str, text: str, wanted: str | None, where: str) -> None:
+    def _run(self, session: Session, text: str, wanted: str | None, where: str) -> None:
         until_s = time.monotonic() + UNTIL_S
         while True:
-            status, shown = self._typed(text) if language == "sh" else self._entered(text)
-            assert status == 0, f"{where}: {shown}"
+            succeeded, shown = session.run(text)
+            assert succeeded, f"{where}: {shown}"
             if wanted is None or agrees(wanted, shown):
                 return
             assert _LOOKS.match(text) and time.monotonic() < until_s, f"{where} shows\n{wanted}\nand not\n{shown}"
-
-    def _typed(self, text: str) -> tuple[int, str]:
-        script = self._folder / ".typed"
-        script.write_text(text)
-        if self._shell is None:
-            loop = 'set -e; while read -r script <&9; do . "$script"; echo; echo MARK; done'
-            ours, theirs = os.pipe()
-            os.set_inheritable(ours, True)
-            self._shell = Terminal(["bash", "-c", f"exec 9<&{ours}; {loop}"], self._folder, self._env, pass_fds=(ours,))
-            os.close(ours)
-            self._scripts = theirs
-        self._shell.shown = ""
-        os.write(self._scripts, f"{script}\n".encode())
-        until_s = time.monotonic() + UNTIL_S
-        while not self._shell.shown.endswith("\nMARK\n"):
-            if not self._shell.read(until_s):
-                return self._shell.process.poll() or -1, self._shell.shown
-        return 0, self._shell.shown.removesuffix("MARK\n")
-
-    def _entered(self, text: str) -> tuple[int, str]:
-        if self._session is None:
-            self._session = subprocess.Popen(
-                [sys.executable, "-c", _SESSION],
-                cwd=self._folder,
-                env=self._env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        assert self._session.stdin is not None
-        assert self._session.stdout is not None
-        self._session.stdin.write(f"{len(text)}\n{text}")
-        self._session.stdin.flush()
-        shown = ""
-        for line in self._session.stdout:
-            if line.startswith("MARK "):
-                return int(line.split()[1]), shown
-            shown += line
-        return -1, shown
 
     def _wait_for(self, wanted: str, terminal: Terminal, where: str) -> None:
         until_s = time.monotonic() + UNTIL_S
@@ -267,17 +253,8 @@ class Reader:
             assert terminal.read(until_s), f"{where}: never printed {missing}, but\n{terminal.shown}"
 
     def close(self) -> None:
-        for terminal in [*self._running.values(), *([self._shell] if self._shell else [])]:
+        for terminal in [*self._running.values(), *self._sessions.values()]:
             terminal.close()
-        if self._session is not None:
-            self._session.kill()
-            self._session.wait()
-            assert self._session.stdin is not None
-            assert self._session.stdout is not None
-            self._session.stdin.close()
-            self._session.stdout.close()
-        if self._shell is not None:
-            os.close(self._scripts)
 
 
 def pages() -> Iterator[Path]:

@@ -97,7 +97,7 @@ def lacks(wanted: str, shown: str) -> list[str]:
 
 
 class Terminal:
-    """A process on a terminal of 100 columns, and its output."""
+    """A process on a terminal of 80 columns, and its output."""
 
     def __init__(self, argv: list[str], folder: Path, env: dict[str, str], **options: object) -> None:
         self._ours, theirs = pty.openpty()
@@ -185,8 +185,7 @@ class Reader:
             FOQS_SERVER__PORT=self._ports["7707"],
             FOQS_ADMIN__PORT=self._ports.get("9707", "0"),
             FOQS_ADDRESS=f"127.0.0.1:{self._ports['7707']}",
-            COLUMNS="100",
-            TERM="dumb",
+            TERM="dumb",  # rich gives it 80 columns
             NO_COLOR="1",
         )
         self._running: dict[str, Terminal] = {}
@@ -205,11 +204,12 @@ class Reader:
         for at, block in enumerate(found):
             shown = next((one for one in found[at + 1 : at + 2] if (one.language, one.title) == ("text", "")), None)
             self._do(block, self.own(shown.text) if shown else None)
-        for name, terminal in self._running.items():
+        for name, terminal in reversed(self._running.items()):
             assert terminal.process.poll() is None, f"{name} has ended: {terminal.shown}"
+            terminal.shown = ""
             status = terminal.interrupt()
             assert status in (0, 130, -signal.SIGINT), f"{name}: {status}: {terminal.shown}"
-            assert "Traceback" not in terminal.shown, terminal.shown
+            assert "Traceback" not in terminal.shown, f"{name}, at Ctrl-C: {terminal.shown}"
 
     def _do(self, block: Block, wanted: str | None) -> None:
         where, text = f"{self._page}:{block.line}", self.own(block.text)

@@ -383,7 +383,8 @@ def _console() -> list[Any]:
 
     # Not the default, which shows local variables: payloads, URLs with their passwords.
     plain = structlog.dev.plain_traceback
-    return [unnamed, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")  # https://no-color.org
+    return [unnamed, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
 
 
 def _json() -> list[Any]:

@@ -206,6 +206,8 @@ class Reader:
             self._do(block, self.own(shown.text) if shown else None)
         for name, terminal in reversed(self._running.items()):
             assert terminal.process.poll() is None, f"{name} has ended: {terminal.shown}"
+            while terminal.read(0.0):  # what it printed before Ctrl-C
+                pass
             terminal.shown = ""
             status = terminal.interrupt()
             assert status in (0, 130, -signal.SIGINT), f"{name}: {status}: {terminal.shown}"

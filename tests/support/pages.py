@@ -206,7 +206,7 @@ class Reader:
             self._do(block, self.own(shown.text) if shown else None)
         for name, terminal in reversed(self._running.items()):
             assert terminal.process.poll() is None, f"{name} has ended: {terminal.shown}"
-            while terminal.read(0.0):  # what it printed before Ctrl-C
+            while terminal.read(0.0):  # output from before Ctrl-C
                 pass
             terminal.shown = ""
             status = terminal.interrupt()

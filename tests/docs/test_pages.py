@@ -51,9 +51,7 @@ READ = (
 )
 """Parts of the site whose pages a test does."""
 ELSEWHERE: dict[str, str] = {
-    "do/batches.md": "tests/client/test_batch_life.py",
     "do/fairness.md": "tests/cli/test_fairness_page.py",
-    "do/hooks.md": "tests/cli/test_hooks_page.py",
     "do/outbox.md": "tests/outbox/test_page.py",
     "do/push.md": "tests/cli/test_push.py",
     "do/spark.md": "tests/spark/test_docs.py",

@@ -17,8 +17,6 @@ LOOK_UP = ("reference/", "decisions.md", "run/runbook.md")
 LONG: dict[str, int] = {
     "do/django.md": 1232,
     "do/fairness.md": 2278,
-    "do/hooks.md": 1730,
-    "do/ordered.md": 1208,
     "do/push.md": 1276,
     "do/results.md": 1217,
     "do/spark.md": 4676,

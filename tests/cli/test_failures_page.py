@@ -155,6 +155,6 @@ def test_every_output_of_the_page_is_one_of_a_command() -> None:
 @pytest.mark.parametrize("name", [*PolicyEntry.model_fields, *AckPolicy.__members__])
 def test_a_field_or_an_ack_policy_has_one_row(name: str) -> None:
     """A second table of the same names is forgotten when the first one changes: the other pages link to it."""
-    pages = [ROOT / f"docs/{page}.md" for page in ("do/failures", "run/operations", "do/workers")]
+    pages = [ROOT / f"docs/{page}.md" for page in ("do/failures", "run/policies", "do/workers")]
     cells = [line.split("|")[1] for page in pages for line in page.read_text().splitlines() if line.startswith("| `")]
     assert len([cell for cell in cells if f"`{name}`" in cell]) == 1

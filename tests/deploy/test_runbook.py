@@ -80,7 +80,7 @@ def test_commands_exist_with_their_options(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_names_of_events_keys_and_metrics_exist() -> None:
-    logs = set(re.findall(r"^\| `([\w.]+)` \| \w+ \|", (DOCS / "logs.md").read_text(), re.M))
+    logs = set(re.findall(r"^\| `([\w.]+)` \| \w+ \|", (DOCS / "reference/logs.md").read_text(), re.M))
     keys = {f"{section}.{key}" for section, field in Config.model_fields.items() for key in _keys(field.annotation)}
     dotted = {span for span in SPANS if re.fullmatch(r"[a-z_]+\.[a-z_]+", span)}
     assert len(dotted) > 20

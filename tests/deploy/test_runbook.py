@@ -10,7 +10,7 @@ import pytest
 
 from foqs.cli import worker_metrics
 from foqs.config.load import Config
-from tests.cli.test_help import ROOTS, calls_in, parse
+from tests.cli.test_help import check_named
 from tests.deploy.exported import EXPORTED
 from tests.deploy.promql import ROOT, RULES, WORKER_RULES, alert_rules
 
@@ -62,21 +62,11 @@ def _said() -> list[str]:
 
 
 def test_commands_exist_with_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One without arguments only names the command."""
     monkeypatch.setenv("FOQS_CONFIG", "foqs.toml")
     commands = [span for span in _said() if span.startswith("foqs ")]
     assert len(commands) > 50
     for line in commands:
-        (call,) = calls_in(line)
-        if len(call) > 1 and any(word.startswith("-") for word in call):
-            parse(call)
-            continue
-        command, words = ROOTS["foqs"], call[1:]
-        while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]
-        assert command is not ROOTS["foqs"], line
-        if words:
-            parse(call)
+        check_named(line)
 
 
 def test_names_of_events_keys_and_metrics_exist() -> None:

@@ -48,6 +48,10 @@ ELSEWHERE: dict[str, str] = {
     "do/stopping.md": "tests/cli/test_stopping.py",
     "do/tasks.md": "tests/tasks/test_page.py",
     "do/testing.md": "tests/testing/test_plugin.py",
+    "run/on-call.md": "tests/cluster/test_on_call.py",
+    "run/policies.md": "tests/cli/test_settings_pages.py",
+    "run/settings.md": "tests/cli/test_settings_pages.py",
+    "run/throttles.md": "tests/cli/test_throttle.py",
 }
 """Pages of those parts with a test of their own: they need servers, or state which a reader sees by eye."""
 PAGES = {str(page.relative_to(DOCS)): page for page in pages()}

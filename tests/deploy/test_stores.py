@@ -81,7 +81,7 @@ def ensemble(dev: Rendered, tmp_path: Path) -> Iterator[dict[int, int]]:
             (folder / "zoo.cfg").write_text(own)
             options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx128m", "-Dlog4j2.level=WARN"]
             main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-            argv = [program.java, *options, "-cp", f"{program.jars}{os.sep}*", main, str(folder / "zoo.cfg")]
+            argv = [program.java, *options, "-cp", program.classes, main, str(folder / "zoo.cfg")]
             process = ServerProcess(argv, log=folder / "log")
             stack.callback(process.kill)
         yield ports

@@ -51,6 +51,8 @@ ELSEWHERE: dict[str, str] = {
     "do/stopping.md": "tests/cli/test_stopping.py",
     "do/tasks.md": "tests/tasks/test_page.py",
     "do/testing.md": "tests/testing/test_plugin.py",
+    "run/tls.md": "tests/cluster/test_first_cluster_page.py",
+    "start/first-cluster.md": "tests/cluster/test_first_cluster_page.py",
 }
 """Pages of those parts with a test of their own: they need servers, or state which a reader sees by eye."""
 PAGES = {str(page.relative_to(DOCS)): page for page in pages()}

@@ -3,7 +3,7 @@
 A block says by its language and its title what a reader does with it:
 
     ```sh                                       runs in the reader's terminal, and succeeds
-    ```sh title="Terminal 2: keeps running"     runs in a terminal of its own until Ctrl-C at the end of the page
+    ```sh title="Terminal 2: keeps running"     runs in a terminal of its own until its next command, or the page's end
     ```text                                     what the block before it prints
     ```text title="Terminal 2"                  what that terminal has printed by now, lines in any order
     ```python                                   is typed into one Python session of the page
@@ -41,6 +41,7 @@ _LOOKS = re.compile(
 )
 """Commands that a reader repeats until the state is there."""
 _MASKS = (
+    (r"\x1b\[[\d;]*m", ""),
     (r"\b\d{12,}\b", "ID"),
     (r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b", "UUID"),
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?( ?UTC|Z|[+-]\d\d:\d\d)?", "TIME"),
@@ -148,7 +149,7 @@ class Reader:
         self._ports = {port: str(free_port()) for port in {"7707", *_LOCAL_PORT.findall(self.text)}}
         home, binaries = folder / ".home", folder / ".bin"
         for made in (home, binaries):
-            made.mkdir()
+            made.mkdir(exist_ok=True)  # a page may continue another one in its folder
         for name, run in (("foqs", "-m foqs"), ("python", "")):
             (binaries / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {run} "$@"\n')
             (binaries / name).chmod(0o755)
@@ -180,10 +181,13 @@ class Reader:
             shown = next((one for one in found[at + 1 : at + 2] if (one.language, one.title) == ("text", "")), None)
             self._do(block, self.own(shown.text) if shown else None)
         for name, terminal in self._running.items():
-            assert terminal.process.poll() is None, f"{name} has ended: {terminal.shown}"
-            status = terminal.interrupt()
-            assert status in (0, 130, -signal.SIGINT), f"{name}: {status}: {terminal.shown}"
-            assert "Traceback" not in terminal.shown, terminal.shown
+            self._end(name, terminal)
+
+    def _end(self, name: str, terminal: Terminal) -> None:
+        assert terminal.process.poll() is None, f"{name} has ended: {terminal.shown}"
+        status = terminal.interrupt()
+        assert status in (0, 130, -signal.SIGINT), f"{name}: {status}: {terminal.shown}"
+        assert "Traceback" not in terminal.shown, terminal.shown
 
     def _do(self, block: Block, wanted: str | None) -> None:
         where, text = f"{self._page}:{block.line}", self.own(block.text)
@@ -193,6 +197,8 @@ class Reader:
             return
         if block.language == "sh" and (running := _RUNNING.fullmatch(block.title)):
             assert wanted is not None, f"{where}: a block of text says what the terminal prints when it is ready"
+            if (before := self._running.pop(running[1], None)) is not None:
+                self._end(running[1], before)
             terminal = Terminal(["bash", "-ec", text], self._folder, self._env)
             self._running[running[1]] = terminal
             self._wait_for(wanted, terminal, where)

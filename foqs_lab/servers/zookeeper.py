@@ -1,6 +1,5 @@
 """A ZooKeeper of our own, alone or as one of an ensemble."""
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor

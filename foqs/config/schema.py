@@ -261,7 +261,7 @@ class StoreSection(Section):
     """Time-out of a statement."""
     secrets_dir: Path | None = None
     """The password of a shard's URL with ?password_file=NAME is in the file NAME of this folder. Each new connection
-    reads it (docs/run/rotation.md)."""
+    reads it (docs/run/rotation-databases.md)."""
     state_dir: Path | None = None
     """A host without a cluster stores the highest ids of its shards in this folder. Not set: foqs-state, in
     the folder of foqs.toml."""

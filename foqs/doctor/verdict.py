@@ -209,7 +209,7 @@ def _shard_unreachable(facts: Facts) -> Iterator[Said]:
     Word.DEGRADED,
     "the database server of a shard answers, and has no such database or table, or denies the account",
     "do not restart the server. `foqs shards check` names the fault; if the database is gone: "
-    "[put back its last dump](disaster.md#restore)",
+    "[put back its last dump](backup.md#restore)",
 )
 def _shard_denied(facts: Facts) -> Iterator[Said]:
     for host, shards in facts.troubled("denied"):
@@ -217,7 +217,7 @@ def _shard_denied(facts: Facts) -> Iterator[Said]:
             f"{shards_of(host, shards)}: the database server answers, but the database or a table is missing, or a "
             "right of the account",
             "do not restart the server: foqs shards check names the fault; if the database is gone, put back its "
-            "last dump (docs/run/disaster.md)",
+            "last dump (docs/run/backup.md)",
         )
 
 

@@ -24,7 +24,7 @@ from foqs.client import AckPolicy
 from foqs.policies.topic_policy import PolicyEntry
 from foqs_lab.servers.process import free_port
 from tests.api.hosts import ROOT, environment
-from tests.cli.test_readme import Checkout, checkout, says
+from tests.support.checkout import Checkout, checkout, says
 
 __all__ = ["checkout"]
 PAGE = (ROOT / "docs/do/failures.md").read_text()

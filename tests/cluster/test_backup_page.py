@@ -1,4 +1,4 @@
-"""The commands of docs/run/disaster.md work as written, on a cluster. test_failover.py has those of a fail-over."""
+"""The commands of docs/run/backup.md work as written, on a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400)]
 
-PAGE = (ROOT / "docs/run/disaster.md").read_text()
+PAGE = (ROOT / "docs/run/backup.md").read_text()
 
 
 def blocks(title: str) -> list[str]:

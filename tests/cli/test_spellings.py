@@ -115,6 +115,7 @@ def test_a_machine_without_zookeeper_or_java(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.delenv("FOQS_ZOOKEEPER_JARS", raising=False)
     monkeypatch.setattr(programs, "_which", lambda *_: ["/usr/bin/java"])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(programs, "_DEBIAN_ZOOKEEPER", tmp_path / "zookeeper.jar")
     with pytest.raises(ServerUnavailable, match=r"no zookeeper found: /.*/script/zookeeper"):
         find_zookeeper()
     monkeypatch.setattr(programs.foqs, "__file__", str(tmp_path / "foqs" / "__init__.py"))
@@ -123,9 +124,9 @@ def test_a_machine_without_zookeeper_or_java(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(programs, "_which", lambda *_: [])
     with pytest.raises(ServerUnavailable, match="no java found: sudo apt-get install default-jre-headless"):
         find_zookeeper()
-    done = foqs("cluster", "up", env={"XDG_CACHE_HOME": str(tmp_path)})
+    done = foqs("cluster", "up", env={"FOQS_ZOOKEEPER_JARS": str(tmp_path)})
     assert done.returncode == 1
-    assert re.fullmatch(r"foqs: no (zookeeper|java) found: .+\n", done.stderr), done.stderr
+    assert re.fullmatch(r"foqs: no (zookeeper-VERSION\.jar in|java found:) .+\n", done.stderr), done.stderr
 
 
 # ------------------------------------------------------------------------------------------ commands and topics

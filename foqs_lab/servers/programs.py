@@ -160,7 +160,7 @@ def _number(program: Path) -> float:
 
 
 def find_zookeeper() -> JavaProgram:
-    """Return the jars in `FOQS_ZOOKEEPER_JARS` if set, else those of `script/zookeeper`, else Debian's package.
+    """Return the class path of `FOQS_ZOOKEEPER_JARS` if set, else of `script/zookeeper`, else of Debian's package.
 
     Raises ServerUnavailable if there are none, or no Java.
     """

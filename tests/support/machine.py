@@ -1,6 +1,6 @@
 """A reader of pages about clusters, on a machine that has MariaDB or MySQL and ZooKeeper as Debian installs them.
 
-The servers are private ones: the reader replaces addresses and `/etc`, and `sudo` does here what it would do there.
+The servers are private ones: the reader replaces addresses and `/etc`, and `sudo` is a script that does the same to them.
 """
 
 from __future__ import annotations

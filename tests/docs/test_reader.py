@@ -123,3 +123,28 @@ def test_outputs_are_compared(wanted, shown, same):
 def test_lines_that_a_terminal_lacks():
     assert lacks("a\nb …\n…\nc", "c\na\nb 1") == []
     assert lacks("a\nb", "a b\nb") == ["a"]
+
+
+@pytest.mark.process
+def test_a_terminal_gets_another_command_after_ctrl_c(tmp_path):
+    page = f"""{LIVE.replace("sleep 600", "trap 'echo first >> ended; exit 0' INT; sleep 600")}
+{LIVE.replace("ready", "again")}
+```sh
+cat ended
+```
+
+```text
+first
+```
+"""
+    follow(page, tmp_path)
+
+
+def test_colours_of_an_output_are_no_difference():
+    assert agrees("made … good\n", "\x1b[2mmade\x1b[0m [\x1b[32mall\x1b[0m] good\n")
+
+
+@pytest.mark.process
+def test_a_page_continues_another_one_in_its_folder(tmp_path):
+    follow("```sh\necho one > made\n```\n", tmp_path)
+    follow("```sh\ncat made\n```\n\n```text\none\n```\n", tmp_path)

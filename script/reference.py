@@ -16,17 +16,17 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # or the pages would tell of another checkout, where foqs is installed from
 
-from script.lookup import cli, config, settings
+from script.lookup import cli, config, errors, idl, metrics, settings  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "cli.md": {"contents": cli.contents, "connection": cli.connection, "commands": cli.commands},
     "configuration.md": {"keys": config.keys},
     "settings.md": settings.PARTS,
-    # "metrics.md": metrics.PARTS | {"alerts": alerts.table},
-    # "errors.md": {"codes": errors.codes, "exceptions": errors.exceptions},
+    "metrics.md": metrics.PARTS,
+    "errors.md": {"codes": errors.codes, "exceptions": errors.exceptions},
     # "api.md": api.PARTS,
-    # "idl.md": {"head": idl.head, "methods": idl.methods, "types": idl.types},
+    "idl.md": {"head": idl.head, "methods": idl.methods, "types": idl.types},
 }
 _PART = re.compile(
     r"(?P<begin>^<!-- (?P<name>[\w-]+): written by script/reference\.py -->\n)(?P<text>.*?)"

@@ -75,7 +75,8 @@ class ServerSection(Section):
 
 
 class LogSection(Section):
-    """The log on stderr (docs/reference/logs.md). Commands other than `dev` and `serve` read it from the environment only."""
+    """The log on stderr (docs/reference/logs.md). Commands other than `dev`, `serve` and `push run` read it from the
+    environment only."""
 
     level: Live[Literal["debug", "info", "warning", "error"]] = "info"
     """The host writes events of this level and above."""

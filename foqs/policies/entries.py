@@ -386,8 +386,8 @@ class RetryEntry(Entry):
     """The delays of a failed item: before attempt n + 1, and at most `longest_ms`."""
 
     kind: RetryKind
-    """`constant`: always `first_ms`. `linear`: `first_ms + (n - 1) * step_ms`. `exponential`: `first_ms * factor ** (n -
-    1)`."""
+    """`constant`: always `first_ms`. `linear`: `first_ms + (n - 1) * step_ms`. `exponential`:
+    `first_ms * factor ** (n - 1)`."""
     first_ms: Duration = 1_000
     """The delay after the first attempt."""
     step_ms: Duration = 0

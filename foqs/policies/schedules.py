@@ -43,7 +43,7 @@ CatchUp = Literal["none", "last", "all"]
 
 
 class RulesEntry(Entry):
-    """Rules of the scheduled items, in place of the policy of their topic: what is not set is the policy's."""
+    """Rules of the scheduled items, in place of the policy of their topic: an unset rule is the policy's."""
 
     retry: RetryEntry | None = None
     """The delays of failed items."""

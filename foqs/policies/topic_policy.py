@@ -60,8 +60,8 @@ class HooksEntry(Entry):
     on_failure: ScriptName | None = None
     """The script that decides about each item that failed."""
     when_broken: Broken | None = None
-    """While calls of a script fail, items are refused (`refuse`), or handled as without it (`default`). Not set: refused
-    if the script sets throttle keys."""
+    """While calls of a script fail, items are refused (`refuse`), or handled as without it (`default`). Not set: they
+    are refused if the script sets throttle keys."""
 
     def script(self, hook: Hook) -> str | None:
         return self.on_enqueue if hook is Hook.ON_ENQUEUE else self.on_failure
@@ -109,7 +109,8 @@ class OrderEntry(Entry):
     """What a failure does to the items with the same order key."""
 
     on_failure: Literal["block", "skip"] = "block"
-    """While an item waits for its retry, the next ones of its order key wait too (`block`), or are delivered (`skip`)."""
+    """While an item waits for its retry, the next ones of its order key wait too (`block`), or are delivered
+    (`skip`)."""
 
 
 _FAIR = FairEntry()

@@ -65,7 +65,7 @@ def contents() -> str:
             for one in every()
             if one.group == group and one.name.count(" ") == 1
         ]
-        parts.append(f"**[{group}](#{anchor(group)})**: {about}\n\n{table(('command', 'what it does'), rows)}")
+        parts.append(f"**[{group}](#{anchor(group)})**: {about}\n\n{table(('command', 'use'), rows)}")
     return "\n\n".join(parts)
 
 
@@ -101,7 +101,7 @@ def _page(one: Command) -> str:
     if one.is_group:
         inside = [other for other in every() if other.name.rpartition(" ")[0] == one.name]
         rows = [(f"[`{other.name}`](#{anchor(other.name)})", cell(other.text)) for other in inside]
-        parts.append(table(("command", "what it does"), rows))
+        parts.append(table(("command", "use"), rows))
     else:
         usage = " ".join(part for part in (one.name, "[OPTIONS]" if options else "", words) if part)
         parts += [f"```text\n{usage}\n```"]
@@ -181,7 +181,7 @@ def _default(param: Any) -> str:
     if param.required:
         return "required"
     value = param.default() if callable(param.default) else param.default
-    if value in (None, False, "") or value == [] or value == ():
+    if value in (None, False, "", [], ()):
         return ""
     if value is True:
         return "on"

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 _CODE = re.compile(r"(`[^`]+`)")
-_NAME = re.compile(r"(?<![\w/.<-])(--[a-z][\w-]*|[a-z]+(?:[_.][a-z0-9]+)*[_.][a-z_0-9]+(?:=[\w\"]+)?|/[a-z]+z?)(?![\w/])")
+_NAME = re.compile(
+    r"(?<![\w/.<-])(--[a-z][\w-]*|[a-z]+(?:[_.][a-z0-9]+)*[_.][a-z_0-9]+(?:=[\w\"]+)?|/[a-z]+z?)(?![\w/])"
+)
 _PLAIN = str.maketrans({"<": "&lt;", "*": r"\*", "[": r"\[", "]": r"\]"})
 
 

@@ -60,7 +60,9 @@ PARTS: Mapping[str, Callable[[], str]] = {
 def _value(annotation: Any, marks: list[Any]) -> str:
     kinds = [kind for kind in _kinds(annotation) if kind is not NoneType]
     words = " or ".join(_words(kind) for kind in kinds)
-    bounds = _bounds([*marks, *(mark for kind in kinds if get_origin(kind) is Annotated for mark in get_args(kind)[1:])])
+    bounds = _bounds(
+        [*marks, *(mark for kind in kinds if get_origin(kind) is Annotated for mark in get_args(kind)[1:])]
+    )
     null = ", or `null`" if NoneType in _kinds(annotation) else ""
     return f"{words}{bounds}{null}"
 

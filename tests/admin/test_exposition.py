@@ -5,7 +5,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from foqs.admin.exposition import FAMILIES, render
+from foqs.admin.exposition import render
+from foqs.admin.families import FAMILIES
 from foqs.cli import push_metrics, worker_metrics
 from foqs.counters import Histogram
 

@@ -18,7 +18,7 @@ CASES = {RULES: PROMETHEUS / "foqs.rules.test.yaml", WORKER_RULES: PROMETHEUS / 
 ALL = alert_rules(*CASES)
 MOST_SAID = 300
 """Characters of a description: a pager shows no more."""
-ALERT_ROW = re.compile(r"^\| \[`(Foqs\w+)`\]\(runbook\.md#\w+\) \| (\w+) \| ?(?:(\d+) min)? ?\|", re.MULTILINE)
+ALERT_ROW = re.compile(r"^\| \[`(Foqs\w+)`\]\(\.\./run/runbook\.md#\w+\) \| (\w+) \| ?(?:(\d+) min)? ?\|", re.MULTILINE)
 
 
 @pytest.mark.server

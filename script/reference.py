@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # or the pages would tell of another checkout, where foqs is installed from
 
-from script.lookup import cli, config, errors, idl, metrics, settings  # noqa: E402
+from script.lookup import api, cli, config, errors, idl, metrics, settings  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
@@ -25,7 +25,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "settings.md": settings.PARTS,
     "metrics.md": metrics.PARTS,
     "errors.md": {"codes": errors.codes, "exceptions": errors.exceptions},
-    # "api.md": api.PARTS,
+    "api.md": api.PARTS,
     "idl.md": {"head": idl.head, "methods": idl.methods, "types": idl.types},
 }
 _PART = re.compile(

@@ -56,7 +56,7 @@ def _paragraph(text: str) -> str:
         aligned = text.startswith("===") or sum(bool(_ALIGNED.search(line)) for line in lines) > 1
         return f"```text\n{text}\n```" if aligned else text
     lines = [f"| `{name}` | {meaning} |" for name, meaning in rows]
-    return "\n".join(["| | |", "| --- | --- |", *lines])
+    return "\n".join(["| name | meaning |", "| --- | --- |", *lines])
 
 
 def _code(text: str) -> Iterator[str]:

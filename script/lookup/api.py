@@ -25,8 +25,8 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "operators": {
         "foqs.client": "ItemFilter ItemPage ChangedItems Released Explanation ExplainReason ExplainLimit "
-        "ExplainTenants Reason LimitKind Failing FailingTopic FailingGroup Failures FailureGroup FailureFilter Redriven RefusedTopic "
-        "Schedules Schedule Tried"
+        "ExplainTenants Reason LimitKind Failing FailingTopic FailingGroup Failures FailureGroup FailureFilter "
+        "Redriven RefusedTopic Schedules Schedule Tried"
     },
     "settings": {
         "foqs.client": "PolicyFields ThrottleFields Settings SettingsChange SettingsLog SettingsVersion SettingsStamp "

@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 import pytest
 
-from foqs.client import AckPolicy
-from foqs.policies.topic_policy import PolicyEntry
 from foqs_lab.servers.process import free_port
 from tests.api.hosts import ROOT, environment
 from tests.cli.test_readme import Checkout, checkout, says
@@ -150,11 +148,3 @@ def test_the_way_to_redrive_works_as_written(terminals: Terminals) -> None:
 def test_every_output_of_the_page_is_one_of_a_command() -> None:
     assert sum(bool(block.shown) for block in BLOCKS) == PAGE.count("```text\n")
     assert len(BLOCKS) * 2 + PAGE.count("```text\n") * 2 == PAGE.count("```")
-
-
-@pytest.mark.parametrize("name", [*PolicyEntry.model_fields, *AckPolicy.__members__])
-def test_a_field_or_an_ack_policy_has_one_row(name: str) -> None:
-    """A second table of the same names is forgotten when the first one changes: the other pages link to it."""
-    pages = [ROOT / f"docs/{page}.md" for page in ("do/failures", "run/operations", "do/workers")]
-    cells = [line.split("|")[1] for page in pages for line in page.read_text().splitlines() if line.startswith("| `")]
-    assert len([cell for cell in cells if f"`{name}`" in cell]) == 1

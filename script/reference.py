@@ -21,7 +21,7 @@ from script.lookup import api, cli, config, errors, idl, metrics, settings  # no
 PAGES = ROOT / "docs" / "reference"
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "cli.md": {"contents": cli.contents, "connection": cli.connection, "commands": cli.commands},
-    "configuration.md": {"keys": config.keys},
+    "configuration.md": {"sections": config.sections, "keys": config.keys},
     "settings.md": settings.PARTS,
     "metrics.md": metrics.PARTS,
     "errors.md": {"codes": errors.codes, "exceptions": errors.exceptions},

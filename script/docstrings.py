@@ -16,6 +16,8 @@ _ROW = re.compile(r"(?P<name>[`*\w][^\n]*?\S)(?P<gap> {2,})(?P<text>\S.*)")
 _ALONE = re.compile(r"\*?\*?[a-z_][\w.*]*(?:, \*?\*?[a-z_][\w.*]*)*,?")
 """A name, or several, whose meaning begins in the next line or after a column of spaces."""
 _ALIGNED = re.compile(r"\S {2,}\S")
+_MERGED = re.compile(r"(?:Sum|SumKnown|BySteps|Largest|Known|Oldest|Latest|All|Last|Shadow)\[(.*)\]")
+"""How `foqs.figures` merges the values of several hosts, which is no part of the type."""
 _ENUMS = ("Enum", "IntEnum", "NamedInt")
 _FLAG = re.compile(r"\s*# doctest: .*$", re.M)
 
@@ -39,7 +41,8 @@ def _fields(cls: griffe.Class) -> Iterator[str]:
         if is_enum and one.annotation is None:
             yield f"{name} = {one.value}"
         elif one.annotation is not None and "instance-attribute" in one.labels:  # a ClassVar is none
-            yield f"{name}: {one.annotation}" + (f" = {one.value}" if one.value is not None else "")
+            kind = _MERGED.sub(r"\1", str(one.annotation))
+            yield f"{name}: {kind}" + ("" if one.value is None else f" = {one.value}")
 
 
 def markdown(docstring: str) -> str:

@@ -22,8 +22,8 @@ def codes() -> str:
         error = type(from_code(code, ""))
         if error is not NotServed:
             name = f"[`{error.__name__}`](#{anchor(error.__name__)})"
-            rows.append((f"`{code.name}`", str(int(code)), name, *_facts(error)))
-    return table(("code", "number", "exception", "retry", "outcome", "meaning"), rows)
+            rows.append((f"{int(code)} `{code.name}`", name, *_facts(error)))
+    return table(("code", "exception", "retry", "outcome", "meaning"), rows)
 
 
 def exceptions() -> str:

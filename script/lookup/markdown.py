@@ -6,9 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 
 _CODE = re.compile(r"(`[^`]+`)")
-_NAME = re.compile(
-    r"(?<![\w/.<-])(--[a-z][\w-]*|[a-z]+(?:[_.][a-z0-9]+)*[_.][a-z_0-9]+(?:=[\w\"]+)?|/[a-z]+z?)(?![\w/])"
-)
 _PLAIN = str.maketrans({"<": "&lt;", "*": r"\*", "[": r"\[", "]": r"\]"})
 
 
@@ -17,14 +14,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-def prose(text: str, *, names: bool = False) -> str:
-    """Return a text with what Markdown would read as its own marked as plain. `names`: names of metrics, fields and
-    keys, which have no marks in the text, get those of code."""
+def prose(text: str) -> str:
+    """Return a text with what Markdown would read as its own marked as plain."""
     parts = _CODE.split(text)
-    for at in range(0, len(parts), 2):
-        parts[at] = parts[at].translate(_PLAIN)
-        if names:
-            parts[at] = _NAME.sub(r"`\1`", parts[at])
+    parts[::2] = [part.translate(_PLAIN) for part in parts[::2]]
     return "".join(parts)
 
 

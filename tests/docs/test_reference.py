@@ -84,8 +84,7 @@ def test_the_help_of_a_metric_names_each_cause() -> None:
 
 def test_aligned_lines_of_a_docstring_are_a_table() -> None:
     made = docstrings.markdown(
-        "A text.\n\nname      a text\nmost,     how many;\nleast       both are numbers\n"
-        "long      two\n          lines"
+        "A text.\n\nname      a text\nmost,     how many;\nleast       both are numbers\nlong      two\n          lines"
     )
     assert made.splitlines()[2:] == [
         "| name | meaning |",

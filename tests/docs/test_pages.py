@@ -33,7 +33,6 @@ LONG: dict[str, int] = {
     "run/rotation.md": 2021,
     "run/security.md": 2636,
     "run/settings.md": 1453,
-    "why/benchmarks.md": 7630,
     "why/internals.md": 15197,
     "why/reliability.md": 6847,
 }

@@ -107,7 +107,10 @@ def test_no_module_binds_a_name_twice() -> None:
     assert {shown(path): names for path in files() if (names := bound_again(tree(path)))} == {}
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/why/internals.md", "docs/decisions.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/decisions.md", *map(shown, sorted((ROOT / "docs/why").rglob("*.md")))],
+)
 def test_pages_name_files_that_exist(page: str) -> None:
     named = sorted(set(re.findall(r"`((?:\w+/)*\w+\.py)`", (ROOT / page).read_text())))
     roots = (ROOT, ROOT / "foqs", ROOT / "tests")

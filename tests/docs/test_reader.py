@@ -18,6 +18,7 @@ echo ready; sleep 600
 ready
 ```
 """
+LOOP = "trap 'exit 3' INT; echo ready; while :; do sleep 0.1; done"
 ENDS = """
 ```sh title="Terminal 1: keeps running"
 echo $$ > pid; echo up
@@ -96,7 +97,7 @@ print(size)
         (ENDS, "has ended"),
         ('```sh title="Terminal 1: keeps running"\necho up\n```\n\n```text\ndown\n```\n', "never printed"),
         ('```sh title="Terminal 1: keeps running"\nsleep 600\n```\n', "a block of text"),
-        (LIVE.replace("echo", "trap 'exit 3' INT; echo"), "Terminal 1: 3"),
+        (LIVE.replace("echo ready; sleep 600", LOOP), "Terminal 1: 3"),
     ],
 )
 def test_what_is_not_as_printed_fails(page, fault, tmp_path):

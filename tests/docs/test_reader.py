@@ -18,6 +18,8 @@ echo ready; sleep 600
 ready
 ```
 """
+TRAPS = "trap 'exit 3' INT; echo ready; while :; do sleep 0.1; done"
+"""A `sleep` that bash is about to start loses the signal, and bash runs a trap only after it."""
 ENDS = """
 ```sh title="Terminal 1: keeps running"
 echo $$ > pid; echo up
@@ -96,7 +98,7 @@ print(size)
         (ENDS, "has ended"),
         ('```sh title="Terminal 1: keeps running"\necho up\n```\n\n```text\ndown\n```\n', "never printed"),
         ('```sh title="Terminal 1: keeps running"\nsleep 600\n```\n', "a block of text"),
-        (LIVE.replace("echo", "trap 'exit 3' INT; echo"), "Terminal 1: 3"),
+        (LIVE.replace("echo ready; sleep 600", TRAPS), "Terminal 1: 3"),
     ],
 )
 def test_what_is_not_as_printed_fails(page, fault, tmp_path):

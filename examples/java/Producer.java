@@ -36,9 +36,9 @@ final class Producer {
   public static void main(String[] args) throws Exception {
     BufferedReader input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
     List<ItemSpec> items = input.lines().map(Producer::order).collect(Collectors.toList());
-    long until = System.currentTimeMillis() + 60_000;
+    Host.until = System.currentTimeMillis() + 60_000;
     try {
-      Host.call(() -> until, client -> {
+      Host.call(client -> {
         RequestError again = null;
         while (!items.isEmpty() && again == null) {
           List<ItemSpec> batch = List.copyOf(items.subList(0, (items.size() - 1) % 100 + 1)); // the rest first
@@ -56,7 +56,8 @@ final class Producer {
         return null;
       });
     } finally {
-      System.out.printf("%d stored, %d duplicates, %d refused, %d unknown%n", stored, duplicates, refused, items.size());
+      String counts = "%d stored, %d duplicates, %d refused, %d unknown";
+      System.out.println(counts.formatted(stored, duplicates, refused, items.size()));
     }
     System.exit(refused > 0 ? 1 : 0);
   }

@@ -13,24 +13,23 @@ async function work(order, attempt) {
   console.log(`done: ${order}, attempt ${attempt}`);
 }
 
-// Sends Ack, Nack or ExtendLease.
-function report(method, items) {
-  const request = new types[`${method}Request`]({ ns, items, context });
+// Sends Ack, Nack or ExtendLease of one item.
+function report(method, item) {
+  const request = new types[`${method}Request`]({ ns, items: [item], context });
   return call(() => until, async (client) => {
-    const { outcomes } = await client[method](request);
-    const failed = outcomes.find(({ error }) => error);
-    if (failed) throw failed.error;
+    const [{ error }] = (await client[method](request)).outcomes;
+    if (error) throw error;
   });
 }
 
 async function handle({ id, lease, payload, attempt }) {
-  const extend = () => report("ExtendLease", [new types.ExtendItem({ id, lease })]).catch(() => {}); // the ack tells
+  const extend = () => report("ExtendLease", new types.ExtendItem({ id, lease })).catch(() => {}); // the ack tells
   const extending = setInterval(extend, LEASE_MS / 3);
   const reason = await work(payload.toString(), attempt).catch((error) => error.message);
   clearInterval(extending);
   const done = reason
-    ? report("Nack", [new types.NackItem({ id, lease, failed: true, delay_ms: 1_000 * attempt, reason })])
-    : report("Ack", [new types.AckItem({ id, lease })]);
+    ? report("Nack", new types.NackItem({ id, lease, failed: true, delay_ms: 1_000 * attempt, reason }))
+    : report("Ack", new types.AckItem({ id, lease }));
   // NOT_FOUND or STALE_LEASE: an earlier try succeeded, or the lease has ended and the item comes again.
   await done.catch((error) => console.error(`item ${id}: ${error.message}`));
 }
@@ -41,10 +40,15 @@ async function main() {
   while (until === Infinity) {
     const { items } = await call(() => until, (client) => client.Dequeue(request));
     if (until === Infinity) await Promise.all(items.map(handle));
-    else if (items.length) await report("Nack", items.map(({ id, lease }) => new types.NackItem({ id, lease, release: true })));
+    else for (const { id, lease } of items) await report("Nack", new types.NackItem({ id, lease, release: true }));
   }
   close();
 }
 
-for (const signal of ["SIGTERM", "SIGINT"]) process.on(signal, () => (until = Math.min(until, Date.now() + 10_000)));
+for (const signal of ["SIGTERM", "SIGINT"]) {
+  process.once(signal, () => {
+    console.error("stopping");
+    until = Date.now() + 10_000;
+  });
+}
 main();

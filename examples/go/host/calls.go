@@ -3,8 +3,11 @@ package host
 import (
 	"context"
 	"fmt"
+	"log"
 	"os"
+	"os/signal"
 	"strconv"
+	"syscall"
 	"time"
 
 	"orders/gen-go/foqsthrift"
@@ -12,11 +15,23 @@ import (
 
 var leaseMs, _ = strconv.ParseInt(env("LEASE_MS", "30000"), 10, 64)
 
+// UntilSignal returns a context that SIGTERM or SIGINT ends, and one for reports: it ends 10 s later.
+func UntilSignal() (running, reports context.Context) {
+	running, _ = signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	reports, end := context.WithCancel(context.Background())
+	go func() {
+		<-running.Done()
+		log.Print("stopping")
+		time.AfterFunc(10*time.Second, end)
+	}()
+	return running, reports
+}
+
 // Dequeue leases items of a topic. It waits for at most 5 s for a first one.
 func Dequeue(ctx context.Context, topic string, count int32) (items []*foqsthrift.Item, err error) {
 	waitMs, worker := int64(5_000), fmt.Sprintf("%s-%d", topic, os.Getpid())
-	request := &foqsthrift.DequeueRequest{Ns: Namespace, LeaseMs: &leaseMs, WaitMs: &waitMs, Worker: &worker, Context: Context,
-		Wants: []*foqsthrift.TopicCount{{Topic: topic, Count: count}}}
+	request := &foqsthrift.DequeueRequest{Ns: Namespace, Wants: []*foqsthrift.TopicCount{{Topic: topic, Count: count}},
+		LeaseMs: &leaseMs, WaitMs: &waitMs, Worker: &worker, Context: Context}
 	err = Call(ctx, func(client *foqsthrift.FoqsClient) error {
 		reply, err := client.Dequeue(ctx, request)
 		items = reply.GetItems()

@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"log"
-	"os/signal"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"orders/gen-go/foqsthrift"
@@ -41,9 +39,7 @@ func handle(ctx context.Context, item *foqsthrift.Item) {
 }
 
 func main() {
-	running, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	ctx, end := context.WithCancel(context.Background())
-	go func() { <-running.Done(); time.Sleep(10 * time.Second); end() }() // for reports, if no host answers
+	running, ctx := host.UntilSignal()
 	for running.Err() == nil {
 		items, err := host.Dequeue(ctx, "orders", 10)
 		if err != nil {

@@ -45,6 +45,7 @@ ELSEWHERE: dict[str, str] = {
     "do/failures.md": "tests/cli/test_failures_page.py",
     "do/fairness.md": "tests/cli/test_fairness_page.py",
     "do/hooks.md": "tests/cli/test_hooks_page.py",
+    "do/languages.md": "tests/examples/test_languages.py",
     "do/outbox.md": "tests/outbox/test_page.py",
     "do/push.md": "tests/cli/test_push.py",
     "do/spark.md": "tests/spark/test_docs.py",

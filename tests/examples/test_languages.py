@@ -73,7 +73,8 @@ class Program:
             stdin.write(text)
 
     def prints(self, text: str) -> None:
-        eventually(lambda: text in self.printed, lambda: self.printed)
+        eventually(lambda: text in self.printed or not self._reader.is_alive())
+        assert text in self.printed
 
     def ends(self) -> int:
         status = self.process.wait(60)

@@ -34,7 +34,9 @@ func Dequeue(ctx context.Context, topic string, count int32) (items []*foqsthrif
 		LeaseMs: &leaseMs, WaitMs: &waitMs, Worker: &worker, Context: Context}
 	err = Call(ctx, func(client *foqsthrift.FoqsClient) error {
 		reply, err := client.Dequeue(ctx, request)
-		items = reply.GetItems()
+		if err == nil {
+			items = reply.Items
+		}
 		return err
 	})
 	return items, err

@@ -16,10 +16,11 @@ from threading import Thread
 import pytest
 
 from foqs.client import Client, Item, ItemState
-from tests.client.peer import eventually
+from tests.api.hosts import ROOT
 from tests.client.real_server import Server
 from tests.conftest import required
-from tests.support.pages import DOCS, ROOT, blocks
+from tests.support.pages import DOCS, blocks
+from tests.support.waiting import wait_until as eventually
 
 PAGE = DOCS / "do/languages.md"
 HEADINGS = {"node": "Node.js", "java": "Java", "go": "Go"}
@@ -45,7 +46,7 @@ def lines(program: Path) -> int:
 
 
 class Program:
-    """A command of the page in the folder of its example, and what it has printed."""
+    """A command of the page in the folder of its example, and its output."""
 
     def __init__(self, command: str, folder: Path, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(

@@ -10,7 +10,6 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -186,11 +185,13 @@ class Signature:
     # ------------------------------------------------------------------------------------- inside
 
     def prepare(self) -> None:
-        """Make what checks the arguments and the result. At the first call, the imports of pydantic would be a part of
-        the call's time limit, and stop the event loop for 0.1 s or more."""
+        """Make what checks the arguments and the result. Raises WrongArgument if an annotation cannot be checked.
+
+        At the first call, the imports of pydantic would be a part of the call's time limit, and stop the event loop
+        for 0.1 s or more. An annotation of the result would fail after the work.
+        """
         for name in ("_arguments", "_result"):
-            with suppress(Exception):  # each call says it
-                getattr(self, name)
+            getattr(self, name)
 
     @cached_property
     def _arguments(self) -> Any:
@@ -213,18 +214,21 @@ class Signature:
         make: Any = TypedDict  # not a class: a parameter of any name may be a key
         named = make(self.name, fields)
         named.__pydantic_config__ = pydantic.ConfigDict(extra=extra, arbitrary_types_allowed=True)
-        return pydantic.TypeAdapter(named)
+        return self._check_of(named, "arguments")
 
     @cached_property
     def _result(self) -> Any:
         """What checks the result; None without pydantic or an annotation."""
-        pydantic = _pydantic()
-        if pydantic is None or self.returns is inspect.Signature.empty:
+        if _pydantic() is None or self.returns is inspect.Signature.empty:
             return None
+        return self._check_of(self.returns, "result")
+
+    def _check_of(self, kind: Any, what: str) -> Any:
+        pydantic: Any = _pydantic()
         try:
-            return pydantic.TypeAdapter(self.returns)
-        except pydantic.PydanticUserError as error:
-            raise WrongArgument(f"task {self.name}: its result cannot be checked: {error.message}") from None
+            return pydantic.TypeAdapter(kind)
+        except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation) as error:
+            raise WrongArgument(f"task {self.name}: its {what} cannot be checked: {error.message}") from None
 
     def _checked(self, check: Callable[..., Any], *values: Any) -> Any:
         try:

@@ -163,7 +163,8 @@ class OffloadCodec(Codec):
         """Delete the files that were written longer than `age` before `now`, by whole days of UTC: up to a day later.
         Return their number.
 
-        Give more than a call may wait, be tried again and be a dead letter (its TTL), and its result be kept (`keep`).
+        Give more than a call may wait and be tried again (its TTL), be a dead letter (`dead.ttl_ms` of the policy; for
+        ever without it), and have its result kept (`keep`).
         """
         if type(age) is not timedelta or age < timedelta():
             raise Invalid(f"age is {age!r}: give a timedelta of 0 or more")

@@ -3,6 +3,8 @@
 import datetime
 import enum
 import json
+import sys
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -262,6 +264,22 @@ def test_a_result_that_is_not_as_annotated_is_an_error(pydantic):
         Invalid, match="task t: " + ("result: Input should be" if pydantic else "its result is no JSON")
     ):
         Signature(task, "t").encode_result(object())
+
+
+class Sent(typing.TypedDict):  # pydantic needs that of typing_extensions before Python 3.12
+    id: str
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic checks each TypedDict there")
+def test_a_worker_refuses_an_annotation_without_a_check():
+    app = App("127.0.0.1:1")
+
+    @app.task
+    def send(to: str) -> Sent:
+        return {"id": to}
+
+    with pytest.raises(Invalid, match=r"task .*send: its result cannot be checked: .*typing_extensions"):
+        app.worker()
 
 
 def test_a_worker_imports_pydantic_before_its_first_task(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,7 +246,8 @@ def _takes_dead_letters(client: Client, topic: str) -> bool:
     from foqs.policies.entries import TOPIC
     from foqs.policies.topic_policy import DEAD_SUFFIX
 
-    if topic.endswith(DEAD_SUFFIX) and _exists(client, topic.removesuffix(DEAD_SUFFIX)):
+    source = topic.removesuffix(DEAD_SUFFIX)
+    if source != topic and (_exists(client, source) or client.failing(source, limit=1, timeout_ms=_LOOK_MS).topics):
         return True
     values = client.settings(TOPIC, timeout_ms=_LOOK_MS).entries.values()
     return any((json.loads(value).get("dead") or {}).get("topic") == topic for value in values)

@@ -1,4 +1,4 @@
-"""The log: its format, and its lines on stderr. docs/logs.md lists the events.
+"""The log: its format, and its lines on stderr. docs/reference/logs.md lists the events.
 
 Most commands log nothing, so structlog is imported with the first module that logs. A line never waits for its reader.
 """
@@ -383,7 +383,8 @@ def _console() -> list[Any]:
 
     # Not the default, which shows local variables: payloads, URLs with their passwords.
     plain = structlog.dev.plain_traceback
-    return [unnamed, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")  # https://no-color.org
+    return [unnamed, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
 
 
 def _json() -> list[Any]:

@@ -348,7 +348,11 @@ def show(table: Table) -> None:
     """Print a table to stdout."""
     from rich.console import Console
 
-    Console(markup=False, highlight=False, emoji=False).print(table, crop=False)
+    console = Console(markup=False, highlight=False, emoji=False)
+    narrowest = sum((column.min_width or 0) + 2 for column in table.columns)
+    if narrowest > console.width:  # rich would leave out the columns that fold
+        table.width = narrowest
+    console.print(table, crop=False)
 
 
 def duration(ms: int) -> str:

@@ -115,6 +115,7 @@ def test_a_machine_without_zookeeper_or_java(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.delenv("FOQS_ZOOKEEPER_JARS", raising=False)
     monkeypatch.setattr(programs, "_which", lambda *_: ["/usr/bin/java"])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(programs, "_DEBIAN_ZOOKEEPER", tmp_path / "zookeeper.jar")
     with pytest.raises(ServerUnavailable, match=r"no zookeeper found: /.*/script/zookeeper"):
         find_zookeeper()
     monkeypatch.setattr(programs.foqs, "__file__", str(tmp_path / "foqs" / "__init__.py"))
@@ -123,9 +124,9 @@ def test_a_machine_without_zookeeper_or_java(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(programs, "_which", lambda *_: [])
     with pytest.raises(ServerUnavailable, match="no java found: sudo apt-get install default-jre-headless"):
         find_zookeeper()
-    done = foqs("cluster", "up", env={"XDG_CACHE_HOME": str(tmp_path)})
+    done = foqs("cluster", "up", env={"FOQS_ZOOKEEPER_JARS": str(tmp_path)})
     assert done.returncode == 1
-    assert re.fullmatch(r"foqs: no (zookeeper|java) found: .+\n", done.stderr), done.stderr
+    assert re.fullmatch(r"foqs: no (zookeeper-VERSION\.jar in|java found:) .+\n", done.stderr), done.stderr
 
 
 # ------------------------------------------------------------------------------------------ commands and topics
@@ -179,6 +180,14 @@ def test_an_empty_dead_letter_topic_is_known(client: Client, run: Run, command: 
     for topic in ("emails.dlq", "graveyard"):
         assert run("dead", command, topic).stderr == ""
     assert "no topic emals.dlq is known" in run("dead", command, "emals.dlq").stderr
+
+
+def test_a_dead_letter_topic_is_known_after_its_last_redrive(client: Client, run: Run) -> None:
+    client.enqueue("emails", b"x")
+    client.nack(client.dequeue("emails", wait_ms=30_000)[0], reject=True)
+    assert run("dead", "redrive", "emails.dlq").stdout == "1 item redriven from emails.dlq\n"
+    client.ack(client.dequeue("emails", wait_ms=30_000)[0])
+    assert run("dead", "list", "emails.dlq").stderr == ""
 
 
 def test_a_topic_that_gets_no_policy_is_named(client: Client, run: Run) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foqs.cli.look import items_table, topics_table
-from foqs.cli.terminal import Column, duration, preview, table
+from foqs.cli.terminal import Column, duration, preview, show, table
 from foqs.client import ActiveTopic, Failure, Item, ItemState
 
 NOW_MS = 10_000_000
@@ -154,3 +154,12 @@ def test_a_narrow_terminal_cuts_no_value() -> None:
     console.print(table(["foqs_1"], columns), crop=False)
     assert shown.getvalue().splitlines()[1].startswith(f"unreachable  {'enabled' * 6}  host-1  mysql://127.")
     assert shown.getvalue().split()[-1].endswith("_1")
+
+
+def test_a_narrow_terminal_leaves_out_no_column(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    columns = [Column[str]("name", str, "folded"), *[Column[str]("at", lambda _: "2026-12-01 03:00:00")] * 3]
+    show(table(["nightly"], columns))
+    assert capsys.readouterr().out.split()[:2] == ["name", "at"]

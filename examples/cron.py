@@ -12,7 +12,8 @@ app = App.from_env()
 @app.periodic("0 3 * * *", timezone="Europe/Berlin", catch_up="last")
 @app.task(topic="nightly", max_attempts=3)
 def clean_up(job: Job, days: int = 30) -> None:
-    print(f"time {job.headers['schedule_at_ms']}: remove carts older than {days} days")
+    at = job.headers.get("schedule_at_ms", "now")  # `foqs schedule run` gives none
+    print(f"time {at}: remove carts older than {days} days")
 
 
 @app.periodic("@every 10s", overlap="skip")

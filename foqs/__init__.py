@@ -55,7 +55,7 @@ __version__ = "0.1.0"
 
 
 def build() -> str:
-    """`compiled` when the hot modules are loaded from machine code (docs/deployment.md), else `pure Python`."""
+    """`compiled` when the hot modules are loaded from machine code (docs/run/deployment.md), else `pure Python`."""
     from importlib.machinery import EXTENSION_SUFFIXES
 
     import foqs.item

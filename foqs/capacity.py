@@ -1,7 +1,7 @@
 """An estimate of how much more a cluster can do, from what its hosts measured in the last half minute. Pure.
 
 It is linear in the load: with more load, requests and transactions have more items, so each of these costs less. So the
-truth is rather above the estimate than below. docs/operations.md describes the method, and how well it did.
+truth is rather above the estimate than below. docs/run/capacity.md describes the method, and how well it did.
 """
 
 from __future__ import annotations

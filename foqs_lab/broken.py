@@ -1,4 +1,4 @@
-"""A cluster with ten faults at a time, to practise being on call: docs/operations.md has the questions.
+"""A cluster with ten faults at a time, to practise being on call: docs/run/on-call.md has the questions.
 
 Three hosts, six shards on two MariaDB servers, authentication and TLS. Workers of the namespace `shop` run in this
 process. The output does not name the faults.

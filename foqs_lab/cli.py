@@ -435,7 +435,7 @@ def broken_cluster(
 ) -> None:
     """Run a private cluster with ten faults at a time until Ctrl-C, to practise being on call.
 
-    The command prints variables for the shell of the operator. The questions are in docs/operations.md.
+    The command prints variables for the shell of the operator. The questions are in docs/run/on-call.md.
     """
     from foqs_lab.broken import broken_cluster as run
     from foqs_lab.servers import ServerUnavailable

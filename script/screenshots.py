@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the pictures of docs/console.md: script/screenshots.py [FOLDER]
+"""Makes the pictures of docs/run/console.md: script/screenshots.py [FOLDER]
 
 Runs a private cluster with work for it, and a console, and opens pages in chromium (`script/setup test` has all of it).
 Run it after a change of the pages, and look at the pictures before they are committed.

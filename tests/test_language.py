@@ -24,6 +24,7 @@ FOLDERS = (
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
 )
 # They quote the markers.
 OWN = (ROOT / "tests" / "support" / "language.py", ROOT / "tests" / "test_language.py")

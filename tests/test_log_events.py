@@ -1,4 +1,4 @@
-"""docs/logs.md lists every event that the code logs, with its level and its fields, and nothing else."""
+"""docs/reference/logs.md lists every event that the code logs, with its level and its fields, and nothing else."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def events() -> Iterator[tuple[str, str, frozenset[str]]]:
 
 def told() -> list[tuple[str, str, frozenset[str]]]:
     """The same, of the tables in the documentation."""
-    rows = [ROW.fullmatch(line) for line in (ROOT / "docs" / "logs.md").read_text().splitlines()]
+    rows = [ROW.fullmatch(line) for line in (ROOT / "docs/reference/logs.md").read_text().splitlines()]
     return [(row[1], row[2], frozenset(re.findall(r"`([^`]+)`", row[4]))) for row in rows if row is not None]
 
 

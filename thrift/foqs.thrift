@@ -2510,19 +2510,31 @@ struct AskMembersResponse {
 }
 
 service Foqs {
+  /** Stores items. */
   EnqueueResponse Enqueue(1: EnqueueRequest request) throws (1: RequestError error),
+  /** Leases ready items to the caller, and waits for a first one. */
   DequeueResponse Dequeue(1: DequeueRequest request) throws (1: RequestError error),
+  /** Ends items whose work is done. */
   AckResponse Ack(1: AckRequest request) throws (1: RequestError error),
+  /** Ends leases without success, so that the items come again, or are dead letters after their last attempt. */
   NackResponse Nack(1: NackRequest request) throws (1: RequestError error),
+  /** Extends leases, and keeps checkpoints, progress and logs with the items. */
   ExtendLeaseResponse ExtendLease(1: ExtendLeaseRequest request) throws (1: RequestError error),
+  /** Lists the topics of a namespace with their items. */
   GetActiveTopicsResponse GetActiveTopics(1: GetActiveTopicsRequest request) throws (1: RequestError error),
+  /** Returns an item, by its id or its dedup_key, without leasing it. */
   GetItemResponse GetItem(1: GetItemRequest request) throws (1: RequestError error),
   CancelItemResponse CancelItem(1: CancelItemRequest request) throws (1: RequestError error),
+  /** Returns how an item ended, with the result of its ack, and waits for the end. */
   GetResultResponse GetResult(1: GetResultRequest request) throws (1: RequestError error),
+  /** Lists items of a topic without leasing them. */
   ListItemsResponse ListItems(1: ListItemsRequest request) throws (1: RequestError error),
+  /** Removes items in any state. */
   DeleteItemsResponse DeleteItems(1: DeleteItemsRequest request) throws (1: RequestError error),
   ChangeItemsResponse ChangeItems(1: ChangeItemsRequest request) throws (1: RequestError error),
+  /** Returns the limits of the server, its version, and what the caller may do. */
   GetServerInfoResponse GetServerInfo(1: GetServerInfoRequest request) throws (1: RequestError error),
+  /** Returns which host serves which shard, and waits for a change. */
   GetRoutingResponse GetRouting(1: GetRoutingRequest request) throws (1: RequestError error),
   WatchTopicsResponse WatchTopics(1: WatchTopicsRequest request) throws (1: RequestError error),
   GiveSlotResponse GiveSlot(1: GiveSlotRequest request) throws (1: RequestError error),
@@ -2534,11 +2546,16 @@ service Foqs {
   TellSlotsResponse TellSlots(1: TellSlotsRequest request) throws (1: RequestError error),
   CountItemsResponse CountItems(1: CountItemsRequest request) throws (1: RequestError error),
   TellSharesResponse TellShares(1: TellSharesRequest request) throws (1: RequestError error),
+  /** Groups the dead letters of a topic by cause and reason. */
   ListFailuresResponse ListFailures(1: ListFailuresRequest request) throws (1: RequestError error),
+  /** Lists the failures of the last hour, of items that are tried again too. */
   ListFailingResponse ListFailing(1: ListFailingRequest request) throws (1: RequestError error),
   RedriveItemsResponse RedriveItems(1: RedriveItemsRequest request) throws (1: RequestError error),
+  /** Acks items and leases new ones in one request. */
   AckAndDequeueResponse AckAndDequeue(1: AckAndDequeueRequest request) throws (1: RequestError error),
+  /** Returns the counts, the policy, the workers and the tenants of a topic. */
   GetTopicStatsResponse GetTopicStats(1: GetTopicStatsRequest request) throws (1: RequestError error),
+  /** Returns the settings of a namespace. */
   GetSettingsResponse GetSettings(1: GetSettingsRequest request) throws (1: RequestError error),
   GetSettingsLogResponse GetSettingsLog(1: GetSettingsLogRequest request) throws (1: RequestError error),
   PutSettingsResponse PutSettings(1: PutSettingsRequest request) throws (1: RequestError error),
@@ -2547,14 +2564,20 @@ service Foqs {
   ListSchedulesResponse ListSchedules(1: ListSchedulesRequest request) throws (1: RequestError error),
   RunScheduleResponse RunSchedule(1: RunScheduleRequest request) throws (1: RequestError error),
   GetThrottlesResponse GetThrottles(1: GetThrottlesRequest request) throws (1: RequestError error),
+  /** Says why an item, or any item of a topic, is not delivered. */
   ExplainItemResponse ExplainItem(1: ExplainItemRequest request) throws (1: RequestError error),
   TryHookResponse TryHook(1: TryHookRequest request) throws (1: RequestError error),
+  /** Returns facts about all hosts. */
   GetStatusResponse GetStatus(1: GetStatusRequest request) throws (1: RequestError error),
   ListConsumersResponse ListConsumers(1: ListConsumersRequest request) throws (1: RequestError error),
+  /** Returns the traffic of namespaces in the last hour. */
   GetRatesResponse GetRates(1: GetRatesRequest request) throws (1: RequestError error),
+  /** Creates a batch, which enqueues its callbacks when its members have ended. */
   CreateBatchResponse CreateBatch(1: CreateBatchRequest request) throws (1: RequestError error),
+  /** Closes a batch, so that it may end. */
   CloseBatchResponse CloseBatch(1: CloseBatchRequest request) throws (1: RequestError error),
   CancelBatchResponse CancelBatch(1: CancelBatchRequest request) throws (1: RequestError error),
+  /** Returns the state of a batch and the counts of its members. */
   GetBatchResponse GetBatch(1: GetBatchRequest request) throws (1: RequestError error),
   ReportMembersResponse ReportMembers(1: ReportMembersRequest request) throws (1: RequestError error),
   AskMembersResponse AskMembers(1: AskMembersRequest request) throws (1: RequestError error),

@@ -13,7 +13,8 @@ from platform import python_version
 from time import perf_counter
 
 from foqs import __version__
-from foqs.admin.exposition import FAMILIES, Rows, Value
+from foqs.admin.exposition import Rows, Value
+from foqs.admin.families import FAMILIES
 from foqs.admin.readiness import View
 from foqs.admin.series import (
     PAUSED,

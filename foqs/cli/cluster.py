@@ -381,7 +381,7 @@ def renew_acl(cluster: ClusterOptions, yes: YesOption = False) -> None:
     """Give the nodes of a cluster in ZooKeeper to the credentials of foqs.toml.
 
     With acl = "creator" a node belongs to the credentials that its creator had. Use the command while the credential is
-    replaced (docs/rotation.md), or after a change of acl. Hosts without one of these credentials lose the cluster.
+    replaced (docs/run/rotation.md), or after a change of acl. Hosts without one of these credentials lose the cluster.
     """
     from foqs.cli.operators import audit_change
     from foqs.zk.inspect import renew_acls
@@ -455,13 +455,16 @@ command(
 
 def _print(cluster: LocalCluster) -> None:
     for host_name, host in cluster.hosts.items():
-        print(f"{host_name}: 127.0.0.1:{host.port}, admin http://127.0.0.1:{host.admin_port}, log {host.log}")
+        print(
+            f"{host_name}: 127.0.0.1:{host.port}, pid {host.pid}, "
+            f"admin http://127.0.0.1:{host.admin_port}, log {host.log}"
+        )
     print(f"zookeeper: {cluster.zookeeper.hosts}")
     for server in dict.fromkeys(shard.server for shard in cluster.shards):
         numbers = [shard.number for shard in cluster.shards if shard.server is server]
         print(f"{server.kind}: 127.0.0.1:{server.port}, shards {numbers[0]} to {numbers[-1]}")
     print(f"export FOQS_ADDRESS={','.join(f'127.0.0.1:{host.port}' for host in cluster.hosts.values())}")
-    print(f"foqs cluster status --config {cluster.config}", flush=True)
+    print(f"export FOQS_CONFIG={cluster.config}", flush=True)
 
 
 def _watch(cluster: LocalCluster) -> None:

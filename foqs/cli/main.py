@@ -272,7 +272,6 @@ app = typer.Typer(
     name="foqs",
     cls=_Verbs,
     pretty_exceptions_enable=False,
-    add_completion=False,
     **top(
         "A priority queue service over many MySQL shards.",
         "foqs dev",

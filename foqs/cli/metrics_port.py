@@ -12,7 +12,8 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from foqs.admin.exposition import Family, Rows, render
+from foqs.admin.exposition import Rows, render
+from foqs.admin.families import Family
 from foqs.checks import host_port
 from foqs.errors import Invalid
 

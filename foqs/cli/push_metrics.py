@@ -1,11 +1,12 @@
-"""The metrics of `foqs push run`. A test compares them with docs/metrics.md."""
+"""The metrics of `foqs push run`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from foqs.admin.exposition import Family, Rows
+from foqs.admin.exposition import Rows
+from foqs.admin.families import Family
 from foqs.cli.push_targets import Followed
 from foqs.push.pusher import Pusher
 
@@ -16,17 +17,30 @@ _ALL = (
     Family(
         "foqs_push_requests_total",
         "counter",
-        "Requests, by the end of the item's attempt: ack, release, fail, reject, cut_off.",
+        "Requests, by the end of the item's attempt: `ack`, `release` (by `Retry-After`, not counted), "
+        "`fail`, `reject`, `cut_off` (given up by a stop, not counted).",
         (*_TARGET, "outcome"),
     ),
-    Family("foqs_push_request_seconds", "histogram", "Duration of a request.", _TARGET),
-    Family("foqs_push_in_flight", "gauge", "Requests at work.", _TARGET),
-    Family("foqs_push_concurrency", "gauge", "Requests that a target allows at a time, of one process.", _TARGET),
-    Family("foqs_push_waiting", "gauge", "1 for a target that takes no items: the log has the reason.", _TARGET),
+    Family(
+        "foqs_push_request_seconds",
+        "histogram",
+        "Duration of a request, from the look-up of the name to the end of the reply.",
+        _TARGET,
+    ),
+    Family("foqs_push_in_flight", "gauge", "Running requests.", _TARGET),
+    Family("foqs_push_concurrency", "gauge", "Requests that the target allows at a time, of one process.", _TARGET),
+    Family(
+        "foqs_push_waiting",
+        "gauge",
+        "1 for a target that takes no items, else 0. The log has the reason: `push.refused`, `push.stopped`, "
+        "`pusher.not_understood`.",
+        _TARGET,
+    ),
     Family(
         "foqs_push_settings_age_seconds",
         "gauge",
-        "Time since a host last answered with the settings in effect here.",
+        "Time since a host last answered with the settings that the process acts on; about 2 s. No series "
+        "before the first answer.",
         ("namespace",),
     ),
 )

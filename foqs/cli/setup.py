@@ -117,7 +117,7 @@ def check(config: FileOption = None) -> None:
 def explain(
     key: KeyArgument = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="The command prints the tables of docs/configuration.md.")
+        bool, typer.Option("--markdown", help="The command prints the tables of docs/reference/configuration.md.")
     ] = False,
 ) -> None:
     """Describe a configuration key.

@@ -1,6 +1,6 @@
 """The metrics of `foqs worker`: the sums of what its processes report.
 
-The processes report differences, so that counters outlive them. A test compares the metrics with docs/metrics.md.
+The processes report differences, so that counters outlive them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from foqs.admin.exposition import Family, Rows
+from foqs.admin.exposition import Rows
+from foqs.admin.families import Family
 from foqs.counters import Histogram
 from foqs.tasks.meter import SECONDS
 
@@ -23,7 +24,10 @@ _ALL = (
     Family(
         "foqs_worker_tasks_total",
         "counter",
-        "Runs of tasks, by outcome: completed, failed, retried, rejected, released, lost.",
+        "Runs that ended: `completed`, `failed` (an exception, or the time limit), `retried` (`Retry`), "
+        "`rejected`, `released` (given back without an attempt counted), `lost` (another worker may have the "
+        "item, or an at-most-once item was interrupted). `task` is `unknown` for items of tasks that the App "
+        "does not have.",
         (*_TOPIC, "task", "outcome"),
     ),
     Family("foqs_worker_in_flight", "gauge", "Tasks at work.", _TOPIC),
@@ -31,22 +35,24 @@ _ALL = (
     Family(
         "foqs_worker_concurrency",
         "gauge",
-        "Tasks of a topic that all processes may run at a time. Topics without batches share it.",
+        "Tasks of the topic that all processes may run at a time. Topics without batches share it.",
         _TOPIC,
     ),
     Family(
-        "foqs_worker_loop_lag_seconds", "gauge", "Longest delay of an event loop in the last second, of all processes."
+        "foqs_worker_loop_lag_seconds",
+        "gauge",
+        "The longest delay of an event loop in the last second, of all processes. A coroutine that blocks shows here.",
     ),
     Family("foqs_worker_processes", "gauge", "Processes that run tasks."),
     Family(
         "foqs_worker_silent_processes",
         "gauge",
-        f"Processes that have not started, or have not reported in the last {SILENT_S:.0f} s.",
+        "Processes that have not started, or have not reported in the last 10 s.",
     ),
     Family(
         "foqs_worker_restarts_total",
         "counter",
-        f"Processes that were replaced, by reason: {', '.join(_REASONS)}.",
+        "Processes that were replaced: `died`, `hard_limit`, `max_jobs`, `max_memory`, `reload`.",
         ("reason",),
     ),
 )

@@ -72,7 +72,7 @@ class ItemOptions(TypedDict, total=False):
     headers           fixed text pairs
     delivery          default `Delivery.AT_LEAST_ONCE`
     fairness_key      the tenant inside the topic: tenants with ready items share its deliveries
-    throttle_keys     keys of rate limits that the item waits for, a sequence of at most 8 texts (docs/fairness.md)
+    throttle_keys     keys of rate limits that the item waits for, a sequence of at most 8 texts (docs/do/api-limit.md)
     weight            share of the tenant against other tenants, 1 to 1,000; the last one stored counts
     rules             in place of the policy of the topic: retries, dead-letter topic, keeping (`ItemRules`)
     dedup_key         while the service remembers it, the same key in the namespace stores nothing again: the id
@@ -82,8 +82,8 @@ class ItemOptions(TypedDict, total=False):
                       payload, metadata, headers, priority and time of this one; the id is `Replaced` then. Payloads
                       are not compared
     order_key         the items of a topic with one key are delivered in order, each when the item before it has ended
-                      (docs/ordered.md). Not together with a dedup_key; "": none
-    batch             the id of the batch that the item is a member of (`create_batch`; docs/batches.md)
+                      (docs/do/ordered.md). Not together with a dedup_key; "": none
+    batch             the id of the batch that the item is a member of (`create_batch`; docs/do/batches.md)
     """
 
     priority: int

@@ -62,7 +62,7 @@ def _value(found: Any) -> Value:
 
 
 class PolicyFields(TypedDict, total=False):
-    """Fields of a topic's policy, as docs/operations.md lists them."""
+    """Fields of a topic's policy, as docs/reference/settings.md lists them."""
 
     priority: int
     lease_ms: int | None
@@ -90,7 +90,7 @@ class PolicyFields(TypedDict, total=False):
 
 
 class ThrottleFields(TypedDict, total=False):
-    """Fields of a throttle, as docs/operations.md lists them."""
+    """Fields of a throttle, as docs/reference/settings.md lists them."""
 
     per_second: float | None
     burst: int | None

@@ -1,6 +1,6 @@
 """Spans of OpenTelemetry for what a client does, and the trace context that travels with items.
 
-Import it only where the extra `otel` is installed. See docs/tracing.md.
+Import it only where the extra `otel` is installed. See docs/run/tracing.md.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ class ServerSection(Section):
 
 
 class LogSection(Section):
-    """The log on stderr (docs/logs.md). Commands other than `dev` and `serve` read it from the environment only."""
+    """The log on stderr (docs/reference/logs.md). Commands other than `dev`, `serve` and `push run` read it from the
+    environment only."""
 
     level: Live[Literal["debug", "info", "warning", "error"]] = "info"
     """The host writes events of this level and above."""
@@ -261,7 +262,7 @@ class StoreSection(Section):
     """Time-out of a statement."""
     secrets_dir: Path | None = None
     """The password of a shard's URL with ?password_file=NAME is in the file NAME of this folder. Each new connection
-    reads it (docs/rotation.md)."""
+    reads it (docs/run/rotation-databases.md)."""
     state_dir: Path | None = None
     """A host without a cluster stores the highest ids of its shards in this folder. Not set: foqs-state, in
     the folder of foqs.toml."""
@@ -281,7 +282,7 @@ class ZookeeperSection(Section):
     auth_credential: SecretPair | None = None
     """user:password for ZooKeeper."""
     auth_credential_previous: SecretPair | None = None
-    """While a credential of scheme digest is replaced: the old one. The host has both (docs/rotation.md)."""
+    """While a credential of scheme digest is replaced: the old one. The host has both (docs/run/rotation.md)."""
     acl: Literal["open", "creator"] = "open"
     """creator: only this credential can read and change the nodes that this host creates."""
     balance_every_ms: Live[int] = Field(default=60_000, ge=1_000, le=LONGEST_MS)
@@ -382,11 +383,11 @@ class AuthSection(Section):
     """Rights of callers. Without principals_file every caller may do everything."""
 
     principals_file: Path | None = None
-    """This file names the principals and their rights (docs/security.md)."""
+    """This file names the principals and their rights (docs/run/security.md)."""
     cluster_secret: Live[Secret | None] = Field(default=None, min_length=32)
     """Hosts prove with this secret that they belong to the cluster. Give all hosts the same one."""
     cluster_secret_previous: Live[Secret | None] = Field(default=None, min_length=32)
-    """While the secret is replaced: the old one. Hosts prove both and accept both (docs/rotation.md)."""
+    """While the secret is replaced: the old one. Hosts prove both and accept both (docs/run/rotation.md)."""
 
     @model_validator(mode="after")
     def _previous_of_one(self) -> AuthSection:
@@ -412,7 +413,7 @@ class ConsoleSection(Section):
 
 
 class PushSection(Section):
-    """`foqs push`: items as requests to HTTP endpoints (docs/push.md). Hosts do not use it."""
+    """`foqs push`: items as requests to HTTP endpoints (docs/do/webhooks.md). Hosts do not use it."""
 
     allow: Live[list[str]] = Field(default=[])
     """Endpoints that a push process would refuse: networks such as 10.1.0.0/16, or host:port; with http:// in front of
@@ -462,7 +463,7 @@ class QuotasSection(QuotaKeys):
 
 
 class HooksSection(Section):
-    """Scripts of hooks (docs/hooks.md). They run in processes of their own; the first call starts these."""
+    """Scripts of hooks (docs/do/hooks.md). They run in processes of their own; the first call starts these."""
 
     processes: int = Field(default=1, ge=1, le=16)
     """Processes for scripts. One more runs the scripts that are new, or slow."""

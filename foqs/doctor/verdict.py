@@ -1,6 +1,6 @@
 """The verdict about a cluster: a table of rules, from the facts of its hosts to reasons with their remedies. Pure.
 
-docs/operations.md has the table for operators; a test compares the two.
+docs/reference/status.md has the table for operators; a test compares the two.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _shard_unreachable(facts: Facts) -> Iterator[Said]:
     Word.DEGRADED,
     "the database server of a shard answers, and has no such database or table, or denies the account",
     "do not restart the server. `foqs shards check` names the fault; if the database is gone: "
-    "[put back its last dump](disaster.md#restore)",
+    "[put back its last dump](../run/backup.md)",
 )
 def _shard_denied(facts: Facts) -> Iterator[Said]:
     for host, shards in facts.troubled("denied"):
@@ -217,7 +217,7 @@ def _shard_denied(facts: Facts) -> Iterator[Said]:
             f"{shards_of(host, shards)}: the database server answers, but the database or a table is missing, or a "
             "right of the account",
             "do not restart the server: foqs shards check names the fault; if the database is gone, put back its "
-            "last dump (docs/disaster.md)",
+            "last dump (docs/run/backup.md)",
         )
 
 
@@ -314,7 +314,7 @@ def _disk_full(facts: Facts) -> Iterator[Said]:
 @_rule(
     Word.DEGRADED,
     "a host waits until it knows which clock is right, and delivers nothing",
-    "correct the clock that is wrong: the text names it; see [Clocks](#clocks)",
+    "correct the clock that is wrong: the text names it; see [clocks](../run/losses.md#clocks)",
 )
 def _clock_in_doubt(facts: Facts) -> Iterator[Said]:
     for host in facts.hosts:
@@ -377,7 +377,7 @@ def _no_controller(facts: Facts) -> Iterator[Said]:
 @_rule(
     Word.DEGRADED,
     "the certificate of a host ends within 14 days, or has ended",
-    "replace the files of `[tls]`, and send SIGHUP to the host: [rotation.md](rotation.md#certificates-of-hosts)",
+    "replace the files of `[tls]`, and send SIGHUP to the host: [rotation.md](../run/rotation.md)",
 )
 def _certificate_ends(facts: Facts) -> Iterator[Said]:
     for host in facts.hosts:

@@ -70,7 +70,7 @@ def _topic_of(shard: Shard, lane: Lane[Item]) -> str | None:
 
 
 def _payload(change: Change, how: HowEnded, now_ms: int, *, whole: bool = True) -> bytes:
-    """Return what the event says: docs/results.md describes its fields. Not `whole`: without the result."""
+    """Return what the event says: docs/do/results.md describes its fields. Not `whole`: without the result."""
     item = change.item
     said: dict[str, object] = {
         "id": str(item.id),  # JavaScript has no integers of 64 bits

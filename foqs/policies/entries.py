@@ -312,7 +312,7 @@ class ThrottleEntry(Entry):
     per_second: Annotated[float, Field(ge=0.001, le=MOST_RATE, allow_inf_nan=False)] | None = None
     """Deliveries per second and key (0.1: six a minute)."""
     burst: Annotated[int, Field(ge=1, le=MOST_RATE)] | None = None
-    """Deliveries that are possible at once after a pause. Default: --per-second, rounded up."""
+    """Deliveries that are possible at once after a pause. Default: per_second, rounded up."""
     concurrency: Annotated[int, Field(ge=1, le=_MOST_SLOTS)] | None = None
     """At most this many items with the key are leased at a time."""
     timeout_ms: Annotated[int, Field(ge=0, le=YEAR_MS)] | None = Field(
@@ -353,16 +353,20 @@ Duration = Annotated[int, Field(ge=0, le=YEAR_MS)]
 
 
 class FairEntry(Entry):
-    """The shares of a topic's tenants in its deliveries. `unit`: a delivery costs its tenant 1, its bytes, or the time
-    of its lease. `scope`: priorities count inside a tenant, or over the whole topic. `weights` of fairness keys in this
-    topic. `balance`: between hosts, too."""
+    """How the tenants of a topic, which are its fairness keys, share its deliveries."""
 
     unit: Unit = "items"
+    """What a delivery costs its tenant: 1 (`items`), its bytes (`bytes`), or the time of its lease (`busy`)."""
     scope: Scope = "tenant"
+    """Where priorities count: inside a `tenant`, or over the whole `topic`, which then serves a tenant with less urgent
+    items last."""
     weights: dict[Annotated[str, checked(pattern_error)], Annotated[int, Field(ge=1, le=MOST_WEIGHT)]] = Field(
         default_factory=dict
     )
+    """Weights of fairness keys or `prefix*` in this topic. The exact key wins, then the longest prefix. They win over
+    `weight.<key>` of the settings, and those over the weight that comes with the items."""
     balance: bool = True
+    """The hosts of a cluster even out what each tenant gets on all of them."""
 
     @cached_property
     def patterns(self) -> Patterns[int]:
@@ -379,16 +383,21 @@ def parse_weight(text: str) -> int:
 
 
 class RetryEntry(Entry):
-    """The delays of a failed item. The delay before attempt n + 1 is `first_ms` (constant), `first_ms + (n - 1) *
-    step_ms` (linear) or `first_ms * factor ** (n - 1)` (exponential), at most `longest_ms`. `jitter` is the part of it
-    that is random, 0 to 1: with 0.5 the delay is between half of it and all of it."""
+    """The delays of a failed item: before attempt n + 1, and at most `longest_ms`."""
 
     kind: RetryKind
+    """`constant`: always `first_ms`. `linear`: `first_ms + (n - 1) * step_ms`. `exponential`:
+    `first_ms * factor ** (n - 1)`."""
     first_ms: Duration = 1_000
+    """The delay after the first attempt."""
     step_ms: Duration = 0
+    """For `linear`: what each further attempt adds."""
     factor: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 2.0
+    """For `exponential`: what each further attempt multiplies by."""
     longest_ms: Duration = 15 * 60_000
+    """No delay is longer."""
     jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    """The part of the delay that is random. With 0.5 the delay is between half of it and all of it."""
 
     @model_validator(mode="after")
     def _fits(self) -> RetryEntry:

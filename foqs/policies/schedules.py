@@ -43,14 +43,20 @@ CatchUp = Literal["none", "last", "all"]
 
 
 class RulesEntry(Entry):
-    """Rules of the scheduled items, as `ItemRules` of the contract has them."""
+    """Rules of the scheduled items, in place of the policy of their topic: an unset rule is the policy's."""
 
     retry: RetryEntry | None = None
+    """The delays of failed items."""
     max_attempts: Annotated[int, Field(ge=0, le=I32_MAX)] | None = None
+    """The attempts of an item; 0: no limit."""
     max_total_ms: Duration | None = None
+    """The time after the first possible delivery within which an attempt may end; 0: no limit."""
     dead_topic: Annotated[str, checked(name_error)] | None = None
+    """Where an item goes after its last attempt."""
     keep_ms: Duration | None = None
+    """How long an item is kept after its end; 0: not at all."""
     exact_attempts: bool | None = None
+    """A crash of a host gives an item no extra attempt."""
 
     def rules(self) -> ItemRules:
         given = {name: getattr(self, name) for name in self.model_fields_set - {"retry"}}

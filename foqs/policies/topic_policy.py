@@ -53,11 +53,15 @@ def _paused_error(names: tuple[str, ...]) -> str | None:
 
 
 class HooksEntry(Entry):
-    """Names of the scripts that run for a topic's items, or None. `when_broken` None depends on the script."""
+    """The scripts that run for a topic's items, by the names that `script.<name>` gives them."""
 
     on_enqueue: ScriptName | None = None
+    """The script that decides about each item that is enqueued."""
     on_failure: ScriptName | None = None
+    """The script that decides about each item that failed."""
     when_broken: Broken | None = None
+    """While calls of a script fail, items are refused (`refuse`), or handled as without it (`default`). Not set: they
+    are refused if the script sets throttle keys."""
 
     def script(self, hook: Hook) -> str | None:
         return self.on_enqueue if hook is Hook.ON_ENQUEUE else self.on_failure
@@ -80,25 +84,33 @@ def check_script(source: str) -> None:
 
 
 class DeadEntry(Entry):
+    """Where the items of a topic go after their last attempt."""
+
     topic: Annotated[str, checked(name_error)] | None = None
+    """The dead-letter topic. Not set: the topic's name with `.dlq` behind it."""
     ttl_ms: Annotated[int, Field(ge=1, le=YEAR_MS)] | None = None
+    """Dead letters are removed after this time. Not set: never."""
 
 
 class KeepEntry(Entry):
-    """How long a topic keeps items that have ended, 0: not at all. `results`: with what their acks brought. At most
-    `most` items of the topic are kept in a shard; the oldest go first."""
+    """How long a topic keeps items that have ended."""
 
     completed_ms: Duration = 0
+    """Acked items are kept for this time; 0: not at all."""
     failed_ms: Duration = 0
+    """Items that failed for good, in a topic without a dead-letter topic, are kept for this time; 0: not at all."""
     results: bool = True
+    """Acked items are kept with their results."""
     most: Annotated[int, Field(ge=1, le=MOST_STORED)] = MOST_KEPT
+    """At most this many items of the topic are kept in a shard. The oldest go first."""
 
 
 class OrderEntry(Entry):
-    """The items of an order key, while one of them waits for its retry. `on_failure`: they wait, too (`block`), or the
-    next ones are delivered (`skip`)."""
+    """What a failure does to the items with the same order key."""
 
     on_failure: Literal["block", "skip"] = "block"
+    """While an item waits for its retry, the next ones of its order key wait too (`block`), or are delivered
+    (`skip`)."""
 
 
 _FAIR = FairEntry()
@@ -110,28 +122,54 @@ class PolicyEntry(Entry):
     """The value of a settings key `topic.<name or prefix*>`. Only the fields that it names count."""
 
     priority: Annotated[int, Field(ge=-I32_MAX - 1, le=I32_MAX)] = 0
+    """The priority of enqueued items that have 0; lower is more urgent."""
     lease_ms: Annotated[int, Field(ge=LIMITS.lease_min_ms, le=LIMITS.lease_max_ms)] | None = None
+    """The duration of leases of enqueued items that do not set it. Not set: the host's `limits.lease_default_ms`."""
     ttl_ms: Annotated[int, Field(ge=1, le=YEAR_MS)] | None = None
+    """Enqueued items that do not set it are removed after this time, unless they are leased then. Not set: never."""
     delay_ms: Duration = 0
+    """The delay of enqueued items that do not set one."""
     delivery: Literal["at_least_once", "at_most_once"] = "at_least_once"
+    """How often an enqueued item may be delivered that says `AT_LEAST_ONCE`, which every client sends."""
     paused: bool = False
+    """No item is delivered. Enqueues are accepted, leases end as usual, and consumers wait."""
     paused_tenants: Annotated[tuple[TenantName, ...], Field(strict=False), checked(_paused_error)] = ()
+    """Fairness keys whose items are not delivered, at most 1,000; `""` for the items without one."""
     closed: bool = False
+    """An enqueue is UNAVAILABLE, so clients retry it until their timeout. Items are delivered."""
     max_stored: Annotated[int, Field(ge=0, le=MOST_STORED)] | None = None
+    """The most items in any state, over all hosts. Beyond it an enqueue is OVERLOADED, and clients retry it. 0, or not
+    set: no bound."""
     fair: FairEntry = Field(default_factory=lambda: _FAIR)
+    """How the tenants of the topic share its deliveries."""
     throttles: Annotated[tuple[ThrottleKey, ...], Field(strict=False), checked(throttles_error)] = ()
+    """Throttle keys, at most 8, that all items of the topic have besides their own."""
     per_worker: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Items that a worker process holds at a time, over all its workers. Not set: no bound."""
     retry: RetryEntry | None = RetryEntry(kind="exponential")
+    """The delay after a failed attempt. `null`: what the consumer asks for (a `Worker`: its `backoff`)."""
     max_attempts: Annotated[int, Field(ge=0, le=I32_MAX)] = 25
+    """An item is a dead letter when this many attempts ended without an ack. 0: no limit. A limit that is lowered holds
+    from the next delivery on."""
     max_total_ms: Duration = 0
+    """An attempt that ends this long after the first possible delivery was the last one, unless the consumer asked for
+    a delay (`Retry`). The delay of the enqueue does not count, and a redrive begins again. 0: no limit."""
     exact_attempts: bool = False
+    """A crash of a host gives an item no extra attempt. Each delivery then waits for the database."""
     stuck_after_ms: Duration = 0
+    """A lease ends at most this long after the delivery, although the worker extends it. 0: no limit."""
     dead: DeadEntry | None = DeadEntry()
+    """Where dead letters go. `null`: they are removed at once."""
     hooks: HooksEntry | None = None
+    """The scripts that run for the items. `null`: none."""
     keep: KeepEntry | None = None
+    """How long items are kept after their end, with their results. `null`: not at all."""
     enforce: Annotated[tuple[Enforced, ...], Field(strict=False)] = ()
+    """Bounds that hold for items with rules of their own, too."""
     order: OrderEntry = Field(default_factory=lambda: _ORDER)
+    """What a failure does to the items with the same order key."""
     on_end_topic: Annotated[str, checked(name_error)] | None = None
+    """A topic that gets a small item for each item that ends: how, and with which result or failure. `null`: none."""
 
 
 BUILT_IN_ENTRY = PolicyEntry()

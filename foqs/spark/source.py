@@ -11,7 +11,7 @@ from foqs.spark.options import WriteOptions, of_user, write_schema
 
 class FoqsSource(DataSource):
     """Writes rows as items, reads a snapshot of all queued items, and consumes a topic as a stream: see
-    docs/spark.md."""
+    docs/reference/spark.md."""
 
     @classmethod
     def name(cls) -> str:

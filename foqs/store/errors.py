@@ -38,7 +38,7 @@ _EXPIRED, _LOCKED = (1820, 1862), (3118, 4151)
 _CLOSED = dict.fromkeys(_EXPIRED, "the password of {} has expired") | dict.fromkeys(_LOCKED, "the account {} is locked")
 
 
-_HAD_ITEMS = "a shard that had items: put back its last dump (docs/disaster.md)"
+_HAD_ITEMS = "a shard that had items: put back its last dump (docs/run/backup.md)"
 
 
 class Account(NamedTuple):

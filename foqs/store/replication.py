@@ -73,7 +73,7 @@ def _binary_log(said: Said) -> Iterator[Finding]:
     semi_sync = f"rpl_semi_sync_{role}"
     if not _is_on(said.variables.get(f"{semi_sync}_enabled", "")):
         mend = f"INSTALL PLUGIN rpl_semi_sync_{role} SONAME 'semisync_{role}.so', then " if role == "source" else ""
-        mend = f"{mend}SET GLOBAL {semi_sync}_enabled = ON, and the same for the replicas; see docs/disaster.md"
+        mend = f"{mend}SET GLOBAL {semi_sync}_enabled = ON, and the same for the replicas; see docs/run/failover.md"
         if said.replicas:
             many = f"{said.replicas} replicas are" if said.replicas > 1 else "a replica is"
             yield Finding(f"{many} attached without semi-synchronous replication: {_LOSS}", mend, wrong=False)

@@ -39,8 +39,8 @@ class Options(TypedDict, total=False):
     tenant        the fairness key: tenants of a topic share its workers
     weight        share of the tenant against other tenants, 1 to 1,000
     throttle      keys of rate limits and of limits on jobs at a time that the task waits for
-    order_key     a text: tasks with it run one after the other, in the order of their enqueues (docs/ordered.md). Not
-                  with `unique`. An enqueue is not repeated after a lost reply, which raises OutcomeUnknown
+    order_key     a text: tasks with it run one after the other, in the order of their enqueues (docs/do/ordered.md).
+                  Not with `unique`. An enqueue is not repeated after a lost reply, which raises OutcomeUnknown
     unique        a text: while a task has it, another enqueue stores nothing, and its handle is that task's
     unique_until  when `unique` is free again: DONE (default), STARTED, or WINDOW (a day after the enqueue). It and
                   `on_duplicate` may be defaults of the task; an enqueue without `unique` is Invalid then

@@ -259,8 +259,12 @@ class Cluster:
         servers, root = self._config.hosts, self._config.root
         if self._session is Session.CONNECTED:
             return f"ZooKeeper at {servers} shows no data below {root}: check auth_credential of [zookeeper]"
-        also = ", or it refuses the credential of [zookeeper]" if self._config.auth_scheme is not None else ""
-        return f"no connection to ZooKeeper at {servers}: it cannot be reached{also}"
+        reasons = ["it cannot be reached"]
+        if self._config.tls:
+            reasons.append("TLS with it fails (`foqs doctor` says why)")
+        if self._config.auth_scheme is not None:
+            reasons.append("it refuses the credential of [zookeeper]")
+        return f"no connection to ZooKeeper at {servers}: {', or '.join(reasons)}"
 
     async def _answer(self, send: Callable[[Callable[[T], None]], object]) -> T:
         """Send a change and return what its callback gets. Raises Unavailable after the time-out."""

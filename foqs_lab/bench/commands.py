@@ -109,7 +109,7 @@ def register(parent: typer.Typer) -> None:
         "foqs-lab bench compare --limit --rivals --rounds 11 --json > figures.json",
         "foqs-lab bench compare cycle single --against ../before --share 0.2",
     )(compare)
-    command(app, "foqs-lab bench report figures.json --plot docs/benchmarks.svg")(report)
+    command(app, "foqs-lab bench report figures.json --plot docs/images/benchmarks.svg")(report)
     command(app, "foqs-lab bench topics --topics 10000")(topics)
     command(app, "foqs-lab bench workers --database sqlite --items 5000")(workers)
     command(app, "foqs-lab bench features --database sqlite --items 5000")(features)

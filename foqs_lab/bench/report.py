@@ -25,7 +25,7 @@ AIMS: Mapping[str, tuple[str, float]] = {
     "enqueue_over_commit_p50": ("<=", 1.8),
     "delivery_over_commit_p50": ("<=", 2.5),
 }
-"""Ratios that docs/benchmarks.md must show."""
+"""Ratios that docs/why/figures.md must show."""
 _PARTS = ("host", "database", "clients")
 
 

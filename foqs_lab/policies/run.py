@@ -1,4 +1,4 @@
-"""The scenarios, each on fresh servers, and the picture of docs/fairness.md, from a run on a real host."""
+"""The scenarios, each on fresh servers, and a picture, from a run on a real host."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def measure(
 
 
 def draw(kind: Kind, folder: Path) -> str:
-    """Return the picture of docs/fairness.md as SVG. Raises ServerUnavailable."""
+    """Return the picture of a run as SVG. Raises ServerUnavailable."""
     with stage(kind, folder / "picture", _ONE, 4, 1.0) as made:
         return svg(deliveries_over_time(made))
 

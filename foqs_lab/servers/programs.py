@@ -26,6 +26,7 @@ _ZOOKEEPER = (
     "curl -fL https://archive.apache.org/dist/zookeeper/zookeeper-3.9.4/apache-zookeeper-3.9.4-bin.tar.gz | tar xz && "
     "export FOQS_ZOOKEEPER_JARS=$PWD/apache-zookeeper-3.9.4-bin/lib"
 )
+_DEBIAN_ZOOKEEPER = Path("/usr/share/java/zookeeper.jar")
 _MARIADB = "sudo apt-get install mariadb-server-core mariadb-client"
 _MYSQL = "install MySQL from https://dev.mysql.com/downloads/mysql, and set FOQS_MYSQLD to its mysqld"
 
@@ -48,14 +49,14 @@ class Program:
 
 @dataclass(frozen=True)
 class JavaProgram:
-    """A folder of ZooKeeper's jars, and the Java that runs them."""
+    """A class path with ZooKeeper, and the Java that runs it."""
 
     java: str
-    jars: Path
+    classes: str
     version: str
 
     def __str__(self) -> str:
-        return f"{self.version} ({self.jars})"
+        return f"{self.version} ({self.classes})"
 
 
 def find_mariadb() -> Program:
@@ -159,7 +160,7 @@ def _number(program: Path) -> float:
 
 
 def find_zookeeper() -> JavaProgram:
-    """Return the jars in `FOQS_ZOOKEEPER_JARS` if set, else the jars that `script/zookeeper` has got.
+    """Return the class path of `FOQS_ZOOKEEPER_JARS` if set, else of `script/zookeeper`, else of Debian's package.
 
     Raises ServerUnavailable if there are none, or no Java.
     """
@@ -170,9 +171,12 @@ def find_zookeeper() -> JavaProgram:
     folders = [Path(named)] if named else sorted(cache_folder().glob("zookeeper-[0-9]*"), reverse=True)
     for folder in folders:
         for jar in folder.glob("zookeeper-[0-9]*.jar"):
-            return JavaProgram(java[0], folder, jar.stem.removeprefix("zookeeper-"))
+            return JavaProgram(java[0], f"{folder}{os.sep}*", jar.stem.removeprefix("zookeeper-"))
     if named:
         raise ServerUnavailable(f"no zookeeper-VERSION.jar in FOQS_ZOOKEEPER_JARS={named}")
+    if _DEBIAN_ZOOKEEPER.is_file():
+        version = _DEBIAN_ZOOKEEPER.resolve().stem.removeprefix("zookeeper-")
+        return JavaProgram(java[0], str(_DEBIAN_ZOOKEEPER), version)  # its manifest names the other jars
     raise ServerUnavailable(f"no zookeeper found: {_command('zookeeper', _ZOOKEEPER)}")
 
 

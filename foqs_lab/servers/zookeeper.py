@@ -1,6 +1,5 @@
 """A ZooKeeper of our own, alone or as one of an ensemble."""
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -95,7 +94,7 @@ class ZookeeperServer(PrivateServer):
             *self._java_options,
             *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m", "-Dlog4j2.level=WARN"),
             *("-Dzookeeper.preAllocSize=256", "-Dzookeeper.forceSync=no"),
-            *("-cp", f"{self._program.jars}{os.sep}*", f"org.apache.zookeeper.server.{self._main}"),
+            *("-cp", self._program.classes, f"org.apache.zookeeper.server.{self._main}"),
             str(directory / "zoo.cfg"),
         ]
 

@@ -1,16 +1,17 @@
-"""The format of a scrape, and its agreement with docs/metrics.md."""
+"""The format of a scrape, and its agreement with docs/reference/metrics.md."""
 
 import re
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from foqs.admin.exposition import FAMILIES, render
+from foqs.admin.exposition import render
+from foqs.admin.families import FAMILIES
 from foqs.cli import push_metrics, worker_metrics
 from foqs.counters import Histogram
 
 ALL = {**FAMILIES, **worker_metrics.FAMILIES, **push_metrics.FAMILIES}
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 ROW = re.compile(r"^\| `((?:foqs|process|python)_\w+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
 
 

@@ -378,7 +378,9 @@ def test_a_cluster_is_needed(run: Run, tmp_path: Path) -> None:
 
 def test_zookeeper_cannot_be_reached(zk_rig: ZookeeperRig, run: Run, tmp_path: Path) -> None:
     nowhere = configured(tmp_path / "nowhere.toml", zk_rig, hosts="127.0.0.1:1")
-    refused(run("cluster", "status", "--connect-timeout", "0.5", config=nowhere), "cannot be reached")
+    refused(run("cluster", "status", "--connect-timeout", "0.5", config=nowhere), "cannot be reached (waited")
+    secured = configured(tmp_path / "secured.toml", zk_rig, hosts="127.0.0.1:1", tls="true")
+    refused(run("cluster", "status", "--connect-timeout", "0.5", config=secured), "or TLS with it fails (`foqs doctor`")
 
 
 def test_a_credential_that_is_refused(zk_rig: ZookeeperRig, run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs the commands of docs/cluster-from-one-host.md in order: one host, a cluster, and one host again.
+"""Runs the commands of docs/run/cluster-from-one-host.md in order: one host, a cluster, and one host again.
 
 The test replaces only ports, and the addresses of the database server and of ZooKeeper.
 """
@@ -18,16 +18,17 @@ from foqs_lab.servers import ZookeeperServer
 from foqs_lab.servers.databases import SqlEndpoint
 from foqs_lab.servers.process import free_port
 from tests.api.hosts import ROOT
-from tests.cli.test_readme import Checkout, blocks, checkout, says
+from tests.support.checkout import Checkout, checkout, says
 
 __all__ = ["checkout"]  # a fixture
 pytestmark = [pytest.mark.mariadb, pytest.mark.zookeeper, pytest.mark.timeout(400)]
-PAGE = (ROOT / "docs" / "cluster-from-one-host.md").read_text()
+PAGE = (ROOT / "docs/run/cluster-from-one-host.md").read_text()
+DEPLOYMENT = (ROOT / "docs/run/deployment.md").read_text()
 RATE, BURST = 0.2, 1
 
 
 def page(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```\n", PAGE, re.M | re.S)
+    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```\n", PAGE, re.M | re.S)
 
 
 class Installation:
@@ -35,7 +36,7 @@ class Installation:
         self.checkout = checkout
         self.port = free_port()
         self._database, self._zookeeper = server, zookeeper
-        (_, account), *_ = blocks("On MySQL or MariaDB")
+        (account,) = re.findall(r"^```sql[^\n]*\n(.*?)^```", DEPLOYMENT, re.M | re.S)
         for statement in filter(str.strip, account.split(";")):
             server.query(statement)
         one, cluster = page("toml")

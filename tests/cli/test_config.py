@@ -1,4 +1,4 @@
-"""`foqs config show`, `check` and `explain`, and their agreement with docs/configuration.md."""
+"""`foqs config show`, `check` and `explain`."""
 
 import json
 import socket
@@ -14,7 +14,7 @@ from foqs.cli.setup import _as_json, _as_toml, explain
 from foqs.cli.terminal import report_errors
 from foqs.config.fields import Live, Secret, Section, keys
 from foqs.config.load import Config, Loaded, Source, load
-from tests.api.hosts import ROOT, foqs
+from tests.api.hosts import foqs
 
 SECRET = "hunter2-the-secret"
 
@@ -167,14 +167,6 @@ def test_explain_lists_keys_and_knows_near_ones(explained: Callable[..., str]) -
     assert "did you mean limits.payload_bytes" in explained("limits.payload_byte")
     assert "host.lanes" in explained("lanes")
     assert explained("☃") == "foqs: ☃: there is no such key; `foqs config explain` lists all keys\n"
-
-
-def test_the_page_agrees_with_the_code() -> None:
-    """To update the page: keep it up to its tables, then append `foqs config explain --markdown`."""
-    page = (ROOT / "docs" / "configuration.md").read_text()
-    _, found, tables = page.partition("prints the rest of this page.\n\n")
-    assert found
-    assert tables == config("explain", "--markdown")
 
 
 def test_tables_by_a_users_names_are_shown_as_json_too(write: Callable[[str], Path]) -> None:

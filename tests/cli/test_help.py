@@ -71,6 +71,20 @@ def parse(arguments: list[str]) -> Any:
     return command
 
 
+def check_named(line: str) -> None:
+    """Parse each call of a line. A call without options and arguments, or a group alone, names a command."""
+    for call in calls_in(line):
+        if len(call) > 1 and any(word.startswith("-") for word in call):
+            parse(call)
+            continue
+        command, words = ROOTS[call[0]], call[1:]
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert command is not ROOTS[call[0]], line
+        if words:
+            parse(call)
+
+
 def test_every_command_is_in_a_group():
     panels = {name: one.rich_help_panel for name, one in ROOTS["foqs"].commands.items()}
     assert set(panels.values()) == GROUPS, panels

@@ -1,59 +1,17 @@
-"""Runs the scripts, the code and the commands of docs/hooks.md as written, but for the address."""
+"""The scripts of docs/do/hooks.md, on samples that the page does not try."""
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foqs.client import Client, FailureCause, ItemSpec
-from tests.api.hosts import ROOT, foqs
 from tests.support.live import client, host
+from tests.support.pages import DOCS, blocks
 
 __all__ = ["client", "host"]  # fixtures
-PAGE = (ROOT / "docs" / "hooks.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```\n", PAGE, re.M | re.S)
-
-
-SCRIPTS = {source.split("\n", 1)[0].removeprefix("-- "): source for source in blocks("lua")}
-
-
-def test_the_commands_run_on_the_scripts(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (item,) = blocks("json")
-    Path("item.json").write_text(item)
-    for name, source in SCRIPTS.items():
-        Path(name).write_text(source)
-    said: dict[str, list[Any]] = {}
-    for words in "".join(blocks("sh")).splitlines():
-        command, _, file = words.partition(" < ")
-        stdin = Path(file).read_text() if file else ""
-        done = foqs(*shlex.split(command)[1:], env={"FOQS_ADDRESS": client.address}, stdin=stdin)
-        assert (done.returncode, done.stderr) == (0, ""), words
-        said[" ".join(shlex.split(command)[1:4])] = [line for line in done.stdout.splitlines() if line]
-    (tried,) = map(json.loads, said["hook try route.lua"])
-    assert tried["item"] == {"topic": "sample", "fairness_key": "acme", "weight": 1, "priority": 0}
-    (taken,) = map(json.loads, said["dequeue jobs --ns"])
-    assert taken["fairness_key"] == "acme"
-    (tried,) = map(json.loads, said["hook try retry.lua"])
-    assert (tried["action"], tried["delay_ms"]) == ("retry", 60_000)
-    listed = [json.loads(line) for line in said["hook list --ns"]]
-    assert [(one["script"], one["named_by"]) for one in listed] == [
-        ("retry", ["topic.jobs: on_failure"]),
-        ("route", ["topic.jobs: on_enqueue"]),
-    ]
-    counted = [json.loads(line) for line in said["hook stats jobs"]]
-    assert [(one["hook"], one["calls"], one["failures"]) for one in counted] == [
-        ("on_enqueue", 1, 0),
-        ("on_failure", 0, 0),
-    ]
+SCRIPTS = {block.title: block.text for block in blocks((DOCS / "do/hooks.md").read_text()) if block.language == "lua"}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +52,3 @@ def test_the_script_of_failures(
     )  # fmt: skip
     assert tried.error is None
     assert (tried.action, tried.delay_ms) == expected
-
-
-def test_the_code_without_lua_sets_the_same_fields(client: Client) -> None:
-    exec("".join(blocks("python")).replace("127.0.0.1:7707", client.address), {})

@@ -157,6 +157,27 @@ def test_lines_of_libraries_have_the_same_format() -> None:
     assert [list(line)[:4] for line in lines] == [["timestamp", "level", "event", "logger"]] * len(lines)
 
 
+SHOWN = """
+import structlog
+from foqs.cli import logs
+logs.configure("info", "console")
+structlog.get_logger().info("event")
+"""
+
+
+@pytest.mark.parametrize(("no_color", "colors"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)])
+def test_a_terminal_has_colors_unless_no_color_is_set(no_color: dict[str, str], colors: bool) -> None:
+    """An empty NO_COLOR counts as unset (https://no-color.org)."""
+    ours, theirs = os.openpty()
+    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    subprocess.run([sys.executable, "-c", SHOWN], stderr=theirs, check=True, timeout=60, env={**env, **no_color})
+    os.close(theirs)
+    line = os.read(ours, 65_536)
+    os.close(ours)
+    assert b"info" in line
+    assert (b"\x1b[" in line) is colors
+
+
 @pytest.mark.parametrize("key", ["LEVEL", "FORMAT"])
 def test_a_wrong_setting_is_refused_with_its_key(key: str) -> None:
     run = subprocess.run(

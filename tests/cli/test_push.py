@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
@@ -22,8 +19,7 @@ from foqs.client import Client
 from foqs.client.items import ItemState
 from foqs.config.load import load
 from foqs.store.maintenance import create_schema
-from foqs_lab.servers.process import free_port
-from tests.api.hosts import ROOT, HostProcess, dev, environment, foqs, until
+from tests.api.hosts import HostProcess, dev, foqs, until
 from tests.cli.push_rig import Receiver, put, receiving, write_secret
 from tests.support.live import in_terminal
 
@@ -407,43 +403,6 @@ def test_list_shows_targets_with_their_defaults(client: Client) -> None:
         ["a", "a", "https://a.example/", "10", "-"],
         ["b", "b", "https://b.example/", "10", "one,", "two"],
     ]
-
-
-def test_the_first_webhook_of_the_page(tmp_path: Path) -> None:
-    """The commands and the receiver as written, at free ports."""
-    page, port, place = (ROOT / "docs" / "push.md").read_text(), free_port(), free_port()
-    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```$", page, re.M | re.S))
-    commands = "".join(re.findall(r"^    (foqs (?:settings set|push try|enqueue) .*\n)", page, re.M)[:3])
-    script = f'foqs() {{ "{sys.executable}" -m foqs "$@"; }}\n'
-    env = environment(FOQS_ADDRESS=f"127.0.0.1:{place}", FOQS_SERVER__PORT=str(place), FOQS_ADMIN__PORT="0")
-    (tmp_path / "receiver.py").write_text(blocks["python"])
-    make, _, dev_line = blocks["sh"].strip().replace(":8080", f":{port}").rpartition("\n")
-    with ExitStack() as running:
-
-        def start(line: str) -> subprocess.Popen[str]:
-            process = subprocess.Popen(
-                ["bash", "-c", f"exec {sys.executable} {line}"],
-                cwd=tmp_path,
-                env=env,
-                text=True,
-                stdout=subprocess.PIPE,
-            )
-            running.enter_context(process)
-            running.callback(process.terminate)
-            return process
-
-        subprocess.run(["bash", "-ec", make], cwd=tmp_path, env=env, check=True, timeout=60)
-        receiver = start(f"receiver.py {port} shop.secret")
-        host = start(f"-m {dev_line}")
-        assert host.stdout is not None and "foqs listening on" in host.stdout.readline()
-        ran = subprocess.run(
-            ["bash", "-ec", script + commands.replace(":8080", f":{port}")],
-            cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
-        assert '"outcome": "ack"' in ran.stdout and '"body": "thank you"' in ran.stdout
-        assert receiver.stdout is not None
-        said = [receiver.stdout.readline().split(maxsplit=1)[1] for _ in range(2)]
-        assert said == ["b'{\"test\": true}'\n", "b'{\"total\": 5}'\n"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -72,7 +72,7 @@ def test_more_kinds_than_are_kept_are_written_all_the_same(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("event", [row for row in told() if row[1] != "debug" and row[0].startswith(HOST)])
 def test_each_event_of_a_host_is_bounded(event: tuple[str, str, frozenset[str]]) -> None:
-    """An event that the code logs is in docs/logs.md, and so in this test. A new one is folded by itself."""
+    """An event that the code logs is in docs/reference/logs.md, and so in this test. A new one is folded by itself."""
     name, level, fields = event
     written: list[Last] = []
     now_s = 0.0

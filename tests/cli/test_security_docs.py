@@ -1,4 +1,4 @@
-"""The commands and the configuration in docs/security.md work as written."""
+"""docs/run/security.md works as written, with the certificates of docs/run/tls.md."""
 
 import json
 import os
@@ -13,11 +13,12 @@ import pytest
 from foqs.store.maintenance import create_schema
 from tests.api.hosts import ROOT, HostProcess, environment
 
-TEXT = (ROOT / "docs/security.md").read_text()
+TEXT = (ROOT / "docs/run/security.md").read_text()
+TLS = (ROOT / "docs/run/tls.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.M | re.S)
+def blocks(language: str, text: str = TEXT) -> list[str]:
+    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```", text, re.M | re.S)
 
 
 def run(folder: Path, script: str, **env: str) -> str:
@@ -35,8 +36,9 @@ def test_the_set_up_works_as_written(tmp_path: Path) -> None:
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m foqs "$@"\n')
     command.chmod(0o755)
     path = f"{command.parent}:{os.environ['PATH']}"
-    certificates, credentials, use = blocks("sh")
-    run(tmp_path, certificates, PATH=path)
+    for certificates in blocks("sh", TLS)[:2]:
+        run(tmp_path, certificates, PATH=path)
+    credentials, use = blocks("sh")
     run(tmp_path, "openssl verify -x509_strict -CAfile ca.pem host.pem mailer.pem", PATH=path)  # as Python 3.13 does
     run(tmp_path, credentials, PATH=path)
     url = f"sqlite:///{tmp_path / 'shard.db'}"

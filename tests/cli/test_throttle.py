@@ -292,8 +292,8 @@ def test_the_errors_name_commands_that_work(client: Client, run: Run, key: str) 
 
 
 def test_the_commands_of_the_page_work_as_written(client: Client) -> None:
-    page = (ROOT / "docs" / "operations.md").read_text().partition("## Throttles\n")[2].partition("\n## ")[0]
-    commands = re.findall(r"^    foqs (throttle .*?)(?: +#.*)?$", page, re.MULTILINE)
+    page = (ROOT / "docs/run/throttles.md").read_text()
+    commands = re.findall(r"^foqs (throttle .*?)(?: +#.*)?$", page, re.MULTILINE)
     verbs = [words.split()[1] for words in commands]
     assert verbs == [*["set"] * 4, "list", "remove", "set", "list", "set"]
     for words in commands:

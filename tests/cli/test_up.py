@@ -49,20 +49,22 @@ def test_a_cluster_to_use_until_ctrl_c(tmp_path: Path) -> None:
         env = environment(TMPDIR=str(tmp_path))
         up = subprocess.Popen(argv, stdout=out, stderr=out, env=env, start_new_session=True)
     try:
-        until(lambda: up.poll() is not None or "cluster status" in said.read_text(), "the cluster", 180)
+        until(lambda: up.poll() is not None or "FOQS_CONFIG" in said.read_text(), "the cluster", 180)
         text = said.read_text()
         assert up.poll() is None, text
-        ports = re.findall(r"^host-\d: 127\.0\.0\.1:(\d+), admin http://127\.0\.0\.1:\d+, log ", text, re.MULTILINE)
-        config = re.findall(r"--config (\S+)", text)[0]
+        hosts = r"^host-\d: 127\.0\.0\.1:(\d+), pid (\d+), admin http://127\.0\.0\.1:\d+, log "
+        ports, pids = zip(*re.findall(hosts, text, re.MULTILINE), strict=True)
+        (config,) = re.findall(r"^export FOQS_CONFIG=(\S+)$", text, re.MULTILINE)
         assert len(ports) == 2
         assert f"\nexport FOQS_ADDRESS=127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}\n" in text
-        status = foqs("cluster", "status", "--config", config)
+        status = foqs("cluster", "status", env={"FOQS_CONFIG": config})
         assert (status.returncode, status.stdout.count("served  enabled")) == (0, 3), status
         put = foqs("enqueue", "t", "--raw", "--address", f"127.0.0.1:{ports[0]}", stdin="hello\n")
         assert put.returncode == 0, put.stderr
         got = foqs("dequeue", "t", "--wait-ms", "30000", "--address", f"127.0.0.1:{ports[1]}")
         assert (got.returncode, "hello" in got.stdout) == (0, True), got
         started = children(up.pid)
+        assert {int(pid) for pid in pids} <= started
         assert len(started) >= 5, "two hosts, two databases, ZooKeeper"
     finally:
         up.send_signal(signal.SIGINT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +23,6 @@ from foqs.client import (
     NotFound,
 )
 from foqs.ids import make_id, number_of, shard_of
-from tests.api.hosts import ROOT
 from tests.client.peer import eventually
 from tests.client.real_server import PATIENT_MS, Server, foqs, on_each_host
 
@@ -372,20 +370,3 @@ def test_a_batch_from_the_shell(server: Server, client: Client) -> None:
     assert client.get_item(int(shown["end_id"])).state is ItemState.READY
     assert b"had ended before: SUCCEEDED" in foqs(server, "batch", "cancel", batch).stdout
     assert foqs(server, "batch", "show", "5").returncode == 1
-
-
-def test_the_page_about_batches(server: Server, client: Client) -> None:
-    """Its examples run as written, one after the other."""
-    page = (ROOT / "docs" / "batches.md").read_text()
-    first, more = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    names: dict[str, Any] = {}
-    exec(first.replace("127.0.0.1:7707", server.address), names)
-    batch = names["batch"]
-    counted(client, batch, members=300)
-    exec(more, names)  # it handles one page
-    ack(client, take(client, 299, "pages"))
-    ack(client, take(client, 1, "images"))
-    assert ended(client, batch).counts.completed == 301
-    assert set(callbacks(client, 1, "books")) == {b"bind book 7"}
-    assert set(callbacks(client, 1, "reports")) == {b"book 7 is over"}
-    names["client"].close()

@@ -1,4 +1,4 @@
-"""docs/disaster.md, "Fail over to a replica", on real servers under load: nothing but what the page names is lost."""
+"""docs/run/failover.md on real servers under load: nothing but what the page names is lost."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _WARNING = (
     "a replica is attached without semi-synchronous replication: a fail-over loses commits that were answered "
     "(promises 1 and 2)"
 )
-PAGE = (ROOT / "docs" / "disaster.md").read_text()
+PAGE = (ROOT / "docs/run/failover.md").read_text()
 
 
 def blocks(title: str, language: str) -> list[str]:
-    part = re.split(r"^##+ ", PAGE.partition(f"### {title}\n")[2], maxsplit=1, flags=re.M)[0]
+    part = re.split(r"^##+ ", PAGE.partition(f"## {title}\n")[2], maxsplit=1, flags=re.M)[0]
     found = re.findall(rf"^```{language}\n(.*?)^```", part, re.M | re.S)
     assert found
     return found

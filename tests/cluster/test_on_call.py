@@ -1,4 +1,4 @@
-"""The ten questions of an operator on call, on a cluster with ten faults, by the commands of docs/operations.md."""
+"""The ten questions of an operator on call, on a cluster with ten faults, by the commands of docs/run/on-call.md."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 
-PAGE = (ROOT / "docs" / "operations.md").read_text()
-SECTION = PAGE.partition("## Ten questions of an operator on call\n")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs/run/on-call.md").read_text()
 TYPED = {
     question: re.findall(r"`(foqs [^`]+)`", commands)
-    for question, commands in re.findall(r"^\| ([^|]+\?) \| ([^|]+) \|", SECTION, re.M)
+    for question, commands in re.findall(r"^\| ([^|]+\?) \| ([^|]+) \|", PAGE, re.M)
 }
 """The commands of each question."""
 READ = {

@@ -1,4 +1,4 @@
-"""The commands of docs/rotation.md work as written, on a cluster under load."""
+"""The commands of docs/run/rotation.md and docs/run/rotation-databases.md work as written, on a cluster under load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 
-PAGE = (ROOT / "docs" / "rotation.md").read_text()
+PAGE = (ROOT / "docs/run/rotation.md").read_text()
+DATABASES = (ROOT / "docs/run/rotation-databases.md").read_text()
 
 
 def section(title: str) -> str:
@@ -150,13 +151,14 @@ def test_the_credential_of_zookeeper(new_cluster: NewCluster, tmp_path: Path) ->
 
 
 def test_the_keys_of_the_page_exist() -> None:
-    """Each key and command that the page names."""
+    """Each key and command that the pages name."""
     from foqs.config.fields import keys
     from foqs.config.load import Config
 
     names = {key.name.rpartition(".")[2] for key in keys(Config)}
-    for block in re.findall(r"^```toml\n(.*?)^```", PAGE, re.M | re.S):
+    pages = PAGE + DATABASES
+    for block in re.findall(r"^```toml\n(.*?)^```", pages, re.M | re.S):
         for name in re.findall(r"^(\w+) = ", block, re.M):
             assert name == "token_sha256" or name.removesuffix("_file") in names or name in names
-    commands = set(re.findall(r"foqs ((?:shards|cluster|auth) [\w-]+)", PAGE))
+    commands = set(re.findall(r"foqs ((?:shards|cluster|auth) [\w-]+)", pages))
     assert {"shards set-url", "shards add", "cluster renew-acl", "auth token"} <= commands

@@ -1,4 +1,4 @@
-"""The lists of pages and changes, and docs/console.md."""
+"""The lists of pages and changes, and docs/run/console.md."""
 
 import re
 from hashlib import sha256
@@ -13,7 +13,7 @@ HTMX_SHA256 = "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
 
 
 def test_each_page_is_described() -> None:
-    rows = re.findall(r"^\| (`/.*?) \| ", (ROOT / "docs" / "console.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (`/.*?) \| ", (ROOT / "docs/run/console.md").read_text(), re.MULTILINE)
     assert {path for row in rows for path in re.findall(r"`(/\w*)`", row)} == {page.path for page in PAGES if page.key}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from foqs.admin.exposition import FAMILIES, render
+from foqs.admin.exposition import render
+from foqs.admin.families import FAMILIES
 from foqs.cli import push_metrics, worker_metrics
 from tests.deploy.promql import TARGET_LABELS, grouped_by, selectors
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from foqs.admin.exposition import FAMILIES
+from foqs.admin.families import FAMILIES
 from tests.deploy.exported import unknown
 from tests.deploy.prometheus import promtool
 from tests.deploy.promql import dashboard, dashboard_queries, put_in, selectors

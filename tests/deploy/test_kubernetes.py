@@ -24,7 +24,7 @@ from tests.deploy.test_helm import make_chart
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = DEPLOY.parent
-PAGE = (ROOT / "docs" / "deployment.md").read_text()
+PAGE = (ROOT / "docs/run/kubernetes.md").read_text()
 TOO_MANY_REQUESTS = "Cannot evict pod as it would violate the pod's disruption budget"
 
 
@@ -95,15 +95,15 @@ def phases(pods: dict[str, Object]) -> set[str]:
 def commands(heading: str) -> str:
     """The first block of commands below a heading of the page."""
     section = re.split(r"^#+ ", PAGE.partition(f"# {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    (block, *_) = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
-    return re.sub(r"^    ", "", str(block), flags=re.MULTILINE)
+    (block, *_) = re.findall(r"^```sh[^\n]*\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    return str(block)
 
 
 def test_dev_as_the_page_applies_it(plane: ControlPlane, tmp_path: Path) -> None:
     """The job comes before the hosts; an update and a scale-down take one host at a time."""
     hosts = Hosts(plane, "foqs-dev")
     script = subprocess.Popen(
-        ["bash", "-euo", "pipefail", "-c", commands("Secrets")],
+        ["bash", "-euo", "pipefail", "-c", commands("Apply")],
         cwd=ROOT,
         env=plane.environment,
         stdout=subprocess.PIPE,

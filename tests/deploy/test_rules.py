@@ -18,7 +18,7 @@ CASES = {RULES: PROMETHEUS / "foqs.rules.test.yaml", WORKER_RULES: PROMETHEUS / 
 ALL = alert_rules(*CASES)
 MOST_SAID = 300
 """Characters of a description: a pager shows no more."""
-ALERT_ROW = re.compile(r"^\| \[`(Foqs\w+)`\]\(runbook\.md#\w+\) \| (\w+) \| ?(?:(\d+) min)? ?\|", re.MULTILINE)
+ALERT_ROW = re.compile(r"^\| \[`(Foqs\w+)`\]\(\.\./run/runbook\.md#\w+\) \| (\w+) \| ?(?:(\d+) min)? ?\|", re.MULTILINE)
 
 
 @pytest.mark.server
@@ -55,7 +55,7 @@ def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("critical", "warning")
         said = rule["annotations"]
         assert said.keys() == {"summary", "description", "runbook_url"}
-        assert said["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
+        assert said["runbook_url"] == f"docs/run/runbook.md#{rule['alert'].lower()}"
         assert len(said["description"]) <= MOST_SAID, f"{rule['alert']}: the runbook has room for more"
 
 
@@ -68,7 +68,7 @@ def test_links_lead_to_where_the_pages_are(tmp_path: Path) -> None:
         subprocess.run([tmp_path / "prometheus" / "wrap", *argument], check=True, timeout=60)
         groups = yaml.safe_load(made.read_text())["spec"]["groups"]
         links = [rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]]
-        assert links == [f"{begins}runbook.md#{rule['alert'].lower()}" for rule in alert_rules()]
+        assert links == [f"{begins}run/runbook.md#{rule['alert'].lower()}" for rule in alert_rules()]
 
 
 def test_rules_ask_for_what_hosts_and_workers_export() -> None:
@@ -76,6 +76,6 @@ def test_rules_ask_for_what_hosts_and_workers_export() -> None:
 
 
 def test_the_page_has_every_alert() -> None:
-    told = ALERT_ROW.findall((ROOT / "docs" / "metrics.md").read_text())
+    told = ALERT_ROW.findall((ROOT / "docs/reference/metrics.md").read_text())
     rules = [(one["alert"], one["labels"]["severity"], one.get("for", "").removesuffix("m")) for one in ALL]
     assert told == rules

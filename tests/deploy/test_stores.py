@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import socket
 from collections.abc import Iterator
@@ -81,7 +80,7 @@ def ensemble(dev: Rendered, tmp_path: Path) -> Iterator[dict[int, int]]:
             (folder / "zoo.cfg").write_text(own)
             options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx128m", "-Dlog4j2.level=WARN"]
             main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-            argv = [program.java, *options, "-cp", f"{program.jars}{os.sep}*", main, str(folder / "zoo.cfg")]
+            argv = [program.java, *options, "-cp", program.classes, main, str(folder / "zoo.cfg")]
             process = ServerProcess(argv, log=folder / "log")
             stack.callback(process.kill)
         yield ports
@@ -92,17 +91,15 @@ def test_zookeeper_with_the_settings_of_the_page(tmp_path: Path) -> None:
     spark = importlib.util.find_spec("pyspark")
     if spark is None or spark.origin is None:
         pytest.skip("PySpark is not installed, whose ZooKeeper has TLS")
-    block = (
-        DEPLOY.parent.joinpath("docs", "deployment.md").read_text().partition("    # zoo.cfg\n")[2].partition("\n\n")[0]
-    )
-    settings = dict(re.findall(r"^    (\S+)=(\S+)", block, re.MULTILINE))
+    block = DEPLOY.parent.joinpath("docs/run/tls.md").read_text().partition("<<CFG\n")[2].partition("CFG\n")[0]
+    settings = dict(re.findall(r"^(\S+)=(\S+)", block, re.MULTILINE))
     authority = Authority(tmp_path)
     certificate, key = (file.read_bytes() for file in authority.issue("127.0.0.1"))
     form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     key = serialization.load_pem_private_key(key, None).private_bytes(*form)
-    (tmp_path / "host.pem").write_bytes(key + certificate)
+    (tmp_path / "zookeeper.pem").write_bytes(key + certificate)
     port = settings["secureClientPort"] = str(free_port())
-    settings = {name: value.replace("/etc/zookeeper", str(tmp_path)) for name, value in settings.items()}
+    settings = {name: value.replace("/etc/zookeeper/foqs", str(tmp_path)) for name, value in settings.items()}
     settings |= {"dataDir": f"{tmp_path}/data", "admin.enableServer": "false", "secureClientPortAddress": "127.0.0.1"}
     (tmp_path / "zoo.cfg").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     main = "org.apache.zookeeper.server.ZooKeeperServerMain"

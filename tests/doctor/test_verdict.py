@@ -24,7 +24,7 @@ from foqs.doctor.verdict import (
 )
 from foqs.figures import HostStatus, QuotaStatus, RateStatus, ShardStatus, TopicStatus
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/status.md"
 NOW_MS = 1_800_000_000_000
 GOOD_SHARD = ShardStatus(1, "serving", "mysql://db:3306/foqs_1")
 GOOD = HostStatus("a:7707", "a", "1.0", NOW_MS, session="connected", controller="a", budget_limit_bytes=100,

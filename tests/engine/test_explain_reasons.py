@@ -353,7 +353,7 @@ def test_the_contract_and_the_page_list_the_reasons_in_the_order() -> None:
     contract = (ROOT / "thrift" / "foqs.thrift").read_text()
     listed = contract[: contract.index("enum Reason")].rpartition("must end: ")[2].partition(". ")[0]
     assert "".join(listed.replace("*", "").split()).split(",") == names
-    page = (ROOT / "docs" / "operations.md").read_text().partition("| reason | meaning |")[2].partition("\n\n")[0]
+    page = (ROOT / "docs/run/explain.md").read_text().partition("| reason | meaning |")[2].partition("\n\n")[0]
     assert [line.split("|")[1].strip().upper() for line in page.splitlines()[2:]] == names
 
 

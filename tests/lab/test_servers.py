@@ -194,6 +194,7 @@ def lonely_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("FOQS_ZOOKEEPER_JARS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("foqs_lab.servers.programs._SERVER_FOLDERS", ())
+    monkeypatch.setattr("foqs_lab.servers.programs._DEBIAN_ZOOKEEPER", tmp_path / "zookeeper.jar")
     return tmp_path / "cache" / "foqs"
 
 
@@ -321,11 +322,15 @@ def test_zookeeper_without_jars_or_java_is_a_typed_error(lonely_machine: Path, m
     monkeypatch.setattr("foqs_lab.servers.programs._which", lambda *names: ["/usr/bin/java"])
     with pytest.raises(ServerUnavailable, match="no zookeeper found"):
         ZookeeperServer().start()
+    package = lonely_machine.parent.parent / "zookeeper.jar"
+    (package.parent / "zookeeper-3.8.0.jar").touch()
+    package.symlink_to("zookeeper-3.8.0.jar")
+    assert find_zookeeper() == JavaProgram("/usr/bin/java", str(package), "3.8.0")
     for version in ("3.9.5", "3.8.4"):
         folder = lonely_machine / f"zookeeper-{version}"
         folder.mkdir(parents=True)
         (folder / f"zookeeper-{version}.jar").touch()
-    assert find_zookeeper() == JavaProgram("/usr/bin/java", lonely_machine / "zookeeper-3.9.5", "3.9.5")
+    assert find_zookeeper() == JavaProgram("/usr/bin/java", f"{lonely_machine}/zookeeper-3.9.5/*", "3.9.5")
     monkeypatch.setenv("FOQS_ZOOKEEPER_JARS", "/nonexistent")
     with pytest.raises(ServerUnavailable, match="in FOQS_ZOOKEEPER_JARS=/nonexistent"):
         find_zookeeper()

@@ -1,4 +1,4 @@
-"""Ten endpoints, four of them bad: the healthy ones keep their rates. docs/benchmarks.md has the figures."""
+"""Ten endpoints, four of them bad: the healthy ones keep their rates. docs/why/figures-features.md has the figures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The examples of docs/spark.md, run one after another without changes."""
+"""The code of docs/do/spark.md, and the tables of docs/reference/spark.md."""
 
 import re
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +10,30 @@ import pytest
 
 from foqs.spark.options import WRITE_COLUMNS, ConsumeOptions, Options, WriteOptions
 from foqs.spark.snapshot_shards import SnapshotOptions
-from foqs_lab.cluster import LocalCluster
+from tests.api.hosts import dev
+from tests.support.pages import DOCS, agrees, blocks
 
-PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+REFERENCE = (DOCS / "reference/spark.md").read_text()
 
 
 @pytest.mark.spark
-def test_the_examples(spark: Any, cluster: LocalCluster, endpoints: str, tmp_path: Path) -> None:
-    urls = " ".join(shard.url for shard in cluster.shards)
-    known = {"spark": spark, "endpoints": endpoints, "shard_urls": urls, "folder": str(tmp_path)}
-    examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 7
-    for example in examples:
-        exec(compile(example, "docs/spark.md", "exec"), known)
+@pytest.mark.process
+def test_the_recipe(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code as printed, but for the address; in this process, as a second Spark would cost half a minute."""
+    monkeypatch.chdir(tmp_path)
+    code = [block for block in blocks((DOCS / "do/spark.md").read_text()) if block.language in ("python", "text")][1:]
+    known: dict[str, Any] = {}
+    shown = ""
+    with dev(tmp_path, "--data-dir", "foqs-data", "--shards", "2", FOQS_ADMIN__PORT="0") as host:
+        for block in code:
+            if block.language == "text":
+                assert agrees(block.text, shown)
+                continue
+            with redirect_stdout(StringIO()) as printed:
+                text = block.text.replace("127.0.0.1:7707", "{}:{}".format(*host.address))
+                exec(compile(text, f"docs/do/spark.md:{block.line}", "exec"), known)
+            shown = printed.getvalue()
+    assert len(code) == 8
 
 
 @pytest.mark.parametrize(
@@ -28,13 +41,13 @@ def test_the_examples(spark: Any, cluster: LocalCluster, endpoints: str, tmp_pat
     [("Writing", WriteOptions), ("Reading a snapshot", SnapshotOptions), ("Consuming a topic", ConsumeOptions)],
 )
 def test_every_option_is_there(title: str, options: type[Options]) -> None:
-    (part,) = re.findall(rf"## {title}\n(.*?)(?=\n## |\Z)", PAGE, re.DOTALL)
+    (part,) = re.findall(rf"## {title}\n(.*?)(?=\n## |\Z)", REFERENCE, re.DOTALL)
     table = part[part.index("| option |") :]
     assert set(named(table)) == set(options.names())
 
 
 def test_every_column_of_a_written_frame_is_there() -> None:
-    part = PAGE[PAGE.index("## Writing") : PAGE.index("| option |")]
+    part = REFERENCE[REFERENCE.index("## Writing") : REFERENCE.index("| option |")]
     assert set(named(part[part.index("| column |") :])) == set(WRITE_COLUMNS)
 
 

@@ -213,7 +213,7 @@ def test_words_of_errors():
         "An exception was thrown from the Python worker:\nTraceback\nModuleNotFoundError: No module named 'foqs'\n"
     )
     assert "Python of the tasks has no foqs:" in command.words_of(missing)
-    assert "docs/spark.md" in command.words_of(missing.replace("'foqs'", "'foqs.spark'"))
+    assert "docs/reference/spark.md" in command.words_of(missing.replace("'foqs'", "'foqs.spark'"))
 
 
 def test_times():

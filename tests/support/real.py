@@ -97,7 +97,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     if started and not any(item.get_closest_marker(name) for name in MARKERS):
         pytest.fail(
             f"the test starts {started[0]} and has no marker: mark it `process` if it starts a process, "
-            "`threads` if it starts a thread or uses a socket (docs/reliability.md, Tests)",
+            "`threads` if it starts a thread or uses a socket (docs/why/reliability.md, Markers and reruns)",
             pytrace=False,
         )
     return result

@@ -1,6 +1,5 @@
-"""The fixtures of pytest, in the project of an application; and the example of the page."""
+"""The fixtures of pytest, in the project of an application."""
 
-import re
 import subprocess
 import sys
 import tomllib
@@ -65,11 +64,3 @@ def test_without_its_extra_the_line_of_the_installation_is_said():
     )
     ran = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60)
     assert ran.stdout.strip() == extras.missing("the package sqlalchemy, which foqs.testing needs,", "testing")
-
-
-def test_the_page_runs_as_printed(project):
-    blocks = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), re.DOTALL)
-    assert [name for name, _ in blocks] == ["shop/tasks.py", "test_shop.py"]
-    ran = project(dict(blocks), "-W", "error")
-    assert re.search(r"\b\d+ passed", ran.stdout), ran.stdout
-    assert ran.returncode == 0, ran.stdout

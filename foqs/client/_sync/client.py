@@ -67,7 +67,7 @@ class Client(ConsumerCalls, BatchCalls, OperatorCalls, SettingsCalls, Local):
     program             its name, such as "billing": where the server asks for no token, `SettingsStamp.by` has it with
                         the address of the machine
     tracing             make OpenTelemetry's spans, also in producers and workers on it, and have items carry the trace
-                        context in their headers (docs/tracing.md). ImportError without the extra `foqs[otel]`
+                        context in their headers (docs/run/tracing.md). ImportError without the extra `foqs[otel]`
     on_retry            called as `on_retry(error, left_s)` before the first retry, and again after a minute without
                         any; `left_s`: how long the call continues. An exception of it is logged, and ignored.
                         Default: a warning in the log `foqs.client`

@@ -88,7 +88,7 @@ def words_of(text: str) -> str:
     if absent := _MISSING.search(text):
         return (
             f"the Python of the tasks has no {absent[1]}: it needs foqs[spark] (PYSPARK_PYTHON), or send that along "
-            "with spark.archives (docs/spark.md, Packaging)"
+            "with spark.archives (docs/reference/spark.md, Packaging)"
         )
     if ours := _OURS.findall(text):
         return str(ours[-1]).strip()

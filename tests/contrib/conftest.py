@@ -1,6 +1,5 @@
 """A Django project, with the tasks of Django 6 or of django-tasks, and its backend on the service of `foqs.testing`."""
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +12,9 @@ from tests.contrib import settings
 
 __all__ = ["foqs_dev", "foqs_server"]
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", settings.__name__)
-django.setup()
+with pytest.MonkeyPatch.context() as patch:  # processes that other tests start have projects of their own
+    patch.setenv("DJANGO_SETTINGS_MODULE", settings.__name__)
+    django.setup()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,6 +18,7 @@ from foqs_lab.servers.programs import find_mariadb, find_zookeeper
 from tests.api.hosts import ROOT, environment
 from tests.conftest import required
 from tests.support import forked
+from tests.support.pages import DOCS
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
@@ -146,3 +147,12 @@ def test_a_script_asks_if_a_host_may_be_stopped(broken: Broken) -> None:
     stranger = {**broken.environment, "FOQS_TOKEN": "wrong"}
     status, said = typed(f"foqs hosts may-stop {broken.last_host}", stranger)
     assert status == 3 and "the token is not valid" in said, "it is not known"
+
+
+@pytest.mark.parametrize("page", ["run/databases.md", "run/losses.md", "run/older-copies.md", "run/zookeeper.md"])
+def test_other_pages_begin_with_commands_that_answer(broken: Broken, page: str) -> None:
+    lines = re.findall(r"^\$ (foqs [^#\n]+)", (DOCS / page).read_text(), re.M)
+    assert lines
+    for line in lines:
+        status, shown = typed(line.replace("--config foqs.toml", ""), broken.environment)
+        assert status in (0, 1) and len(shown.splitlines()) > 3 and "Traceback" not in shown, f"{line}: {shown}"

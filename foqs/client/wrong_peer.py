@@ -121,4 +121,7 @@ def refuses_certificate(error: OSError) -> bool:
 
 def said(error: OSError) -> str:
     """Return the words for an error of a socket."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message.rstrip(".")
+        return f"its certificate is not trusted: {why}; ca_file names its authority, and server_name its name"
     return error.strerror or str(error) or type(error).__name__

@@ -262,8 +262,9 @@ def run_batches(
             return (seen.stored - live) / (total * _STORED)
 
         def over() -> bool:
+            """A batch ends with new items, its callbacks: so items are counted after batches."""
             makes = any(producer.alive for producer in crew.producers)
-            return not makes and not count(shards, LIVE_SQL) and count(shards, OPEN_SQL) <= seen.lost
+            return not makes and count(shards, OPEN_SQL) <= seen.lost and not count(shards, LIVE_SQL)
 
         for number in range(kills):
             while progress() < (number + 1) / (kills + 1) and not over():

@@ -73,6 +73,7 @@ def test_what_fails_now_in_a_terminal(client: Client) -> None:
     status, shown = in_terminal(client, "failing")
     nothing = f"nothing has failed in namespace {client.namespace} in the last hour (hosts count since they started)\n"
     assert (status, shown) == (0, nothing)
+    client.put_settings({"topic.mail": '{"retry": {"kind": "constant", "first_ms": 900000}}'})
     item_id = fail(client, "mail", "SMTP 451")
     status, shown = in_terminal(client, "failing")
     assert status == 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the pictures of docs/learn, from what the code does: script/pictures.py [--check]
+"""Writes the pictures of the concepts and of the architecture, from what the code does: script/pictures.py [--check]
 
 The arrows between the states of an item are those of the table in `foqs.item`; orders, shares, limits and delays come
 from the functions that a host or a worker uses. `--check` writes nothing, and ends with status 1 if a picture is not
@@ -28,6 +28,7 @@ from foqs.limits.bucket import Ask, ThrottleTokens  # noqa: E402
 from foqs.limits.lease_slots import LeaseSlots, SlotAsk  # noqa: E402
 from foqs.policies.topic_policy import PolicyEntry  # noqa: E402
 from foqs.prefetch.lane import Entry, Window, first_of, known_until  # noqa: E402
+from foqs.shardmgr.assignment import Situation, balance  # noqa: E402
 from tests.fairness.turns_model import Rig  # noqa: E402
 
 IMAGES = ROOT / "docs" / "learn" / "images"
@@ -435,6 +436,34 @@ def delays_of_retries() -> Picture:
     return Picture("The delays of failed attempts", 312, [*parts, text(360, 298, last)])
 
 
+# ------------------------------------------------------------------------------------------- architecture
+
+
+def parts_of_a_cluster() -> Picture:
+    """Clients, three hosts with the shards that balancing gives them, databases and ZooKeeper."""
+    hosts = {"host A": 130, "host B": 310, "host C": 490}
+    owners = balance(Situation(dict.fromkeys(range(1, 7), 1.0), {}, list(hosts)))
+    wide, top = 130, 96
+    parts = [box(40, 16, 580, 44, GREY, "producers, workers, the CLI, the console, push targets")]
+    for name, middle in hosts.items():
+        shards = ", ".join(str(shard) for shard, owner in owners.items() if owner == name)
+        parts += [
+            line(f"M{middle} 60V{top}", tip=True),
+            box(middle - wide / 2, top, wide, 54, BLUE, name, f"shards {shards}"),
+            line(f"M{middle} {top + 54}V196", tip=True),
+        ]
+        if middle < max(hosts.values()):
+            parts.append(line(f"M{middle + wide / 2} {top + 27}h50", dashed=True))
+    parts += [
+        text(220, 82, "Thrift, TCP or TLS"),
+        box(40, 196, 580, 54, GREEN, "MySQL or MariaDB servers", "a shard is a schema: items, leases, results"),
+        text(220, 178, "one owner per shard"),
+        box(590, top, 116, 54, ORANGE, "ZooKeeper", "hosts, owners"),
+        line(f"M{490 + wide / 2} {top + 27}H590", dashed=True),
+    ]
+    return Picture("The parts of a cluster", 266, parts)
+
+
 PICTURES: Mapping[str, Callable[[], Picture]] = {
     "states.svg": life_of_an_item,
     "order.svg": order_of_a_topic,
@@ -445,6 +474,7 @@ PICTURES: Mapping[str, Callable[[], Picture]] = {
     "slots.svg": jobs_in_slots,
     "order-keys.svg": items_in_order,
     "retries.svg": delays_of_retries,
+    "cluster.svg": parts_of_a_cluster,
 }
 
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/learn: current, true of the table of states, readable, and each on a page."""
+"""The pictures of the docs: current, true of the table of states, readable, and each on a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from foqs.client import ItemState
 from script import pictures
 from tests.api.hosts import ROOT
 
-LEARN = ROOT / "docs" / "learn"
+DOCS = ROOT / "docs"
+LEARN = DOCS / "learn"
 SVG = "{http://www.w3.org/2000/svg}"
 LEAST_PX, WIDEST_PX = 12, 760
 
@@ -67,8 +68,8 @@ def test_an_arrow_needs_a_step_of_the_table(monkeypatch: pytest.MonkeyPatch) -> 
 def test_each_picture_is_on_a_page_with_words() -> None:
     shown = [
         (name, words)
-        for page in LEARN.glob("*.md")
-        for words, name in re.findall(r"!\[(.*?)\]\(images/([\w.-]+)\)", page.read_text(), re.S)
+        for page in [*LEARN.glob("*.md"), *DOCS.glob("why/*.md")]
+        for words, name in re.findall(r"!\[(.*?)\]\((?:\.\./learn/)?images/([\w.-]+)\)", page.read_text(), re.S)
     ]
     assert sorted(name for name, _ in shown) == sorted(pictures.PICTURES)
     assert sorted(path.name for path in (LEARN / "images").iterdir()) == sorted(pictures.PICTURES)
